@@ -394,7 +394,7 @@ class Crossing:
             elif answer.get("digest") == run["digest"]:
                 outcome = Outcome(SAME)
             else:
-                outcome = Outcome(FAILS, f"{method}: {answer}, where the run has {run}")
+                outcome = Outcome(FAILS, f"{method}: {answer}, but the run has {run}")
             yield base, saver.name, writer.name, reader.name, outcome
 
     def cross_parties(self, server: str) -> Iterator[Row]:

@@ -156,8 +156,8 @@ def method(code_=200, name_="mine"):
     ("code", "text"),
     [
         (5, "code 5 is that of feedsign .fedseed itself.; .* 128 to 255 are free"),
-        (256, "code = 256: a byte"),
-        ("x", "a byte of its own"),
+        (256, "code = 256: must be a number"),
+        ("x", "that no other method has"),
     ],
 )
 def test_a_methods_code_is_a_free_byte(code, text):

@@ -75,7 +75,7 @@ def test_two_clients_with_one_file_are_noticed(tmp_path):
     fedseed("new", "demo", cwd=tmp_path)
     shutil.copy(tmp_path / "demo" / "data" / "north.jsonl", tmp_path / "demo" / "data" / "zz.jsonl")
     done = fedseed("partition", "recipe.toml", cwd=tmp_path / "demo")
-    assert "north and zz hold the same examples" in done.stdout and "south and" not in done.stdout
+    assert "north and zz have the same examples" in done.stdout and "south and" not in done.stdout
 
 
 def test_published_recipes_are_listed_if_asked_for():
@@ -154,7 +154,7 @@ def test_a_killed_run_is_resumed(finished, tmp_path):
     assert again.returncode == 1 and "unfinished" in again.stderr and "--resume" in again.stderr
     refused(
         2,
-        "rounds is 2 there, 3 here (--resume --rounds 3 lets it",
+        "rounds is 2 there, 3 here (--resume --rounds 3 changes",
         *words,
         "--set",
         "rounds=3",
@@ -169,7 +169,7 @@ def test_a_killed_run_is_resumed(finished, tmp_path):
     for line in (*lines[0], *lines[1]):
         del line["seconds"]
     assert lines[0] == lines[1]
-    assert "is finished: nothing is changed" in well(*words, "--resume").stdout
+    assert "is finished already: nothing to do" in well(*words, "--resume").stdout
 
 
 @pytest.mark.long
@@ -224,7 +224,7 @@ def test_replay_to_a_step_on_a_base_elsewhere_says_what_the_model_is(finished, t
         assert text in card
     assert str(tmp_path) not in card
     words = ["orbit", "replay", orbit, "--out", tmp_path / "other"]
-    refused(2, "the folder holds no model that can be loaded", *words, "--base", tmp_path)
+    refused(2, "no model can be loaded from the folder", *words, "--base", tmp_path)
     refused(1, "the orbit has steps 0 to 2", *words, "--upto", 3)
 
 

@@ -69,7 +69,7 @@ def test_servers_that_are_not_there(recipe, tmp_path, monkeypatch):
         ),
         (
             ("join", "RECIPE", "--nats", "nats://x", "--client", "client-01", "--data", "/no/such"),
-            "deals its data",
+            "divides its data itself",
         ),
         (
             ("join", "RECIPE", "--nats", "nats://127.0.0.1:1", "--client", "nobody"),

@@ -112,7 +112,9 @@ def test_a_base_that_is_not_here_is_said_at_once_and_the_hub_is_not_waited_for(t
             text=True,
         )
     first, last = done.stderr.splitlines()
-    assert first.startswith("fedseed: nobody/nothing is no folder here: asking the hub for it")
+    assert first.startswith(
+        "fedseed: nobody/nothing is not a local folder: looking for it on the hub"
+    )
     assert "the hub can't be reached" in last and done.returncode == 2
 
 
@@ -131,21 +133,24 @@ def test_a_call_that_does_not_come_back_is_left_alone():
 def test_a_preview_says_how_many_examples_a_step_has(begun, tmp_path):
     said = well("preview", "recipe.toml", cwd=begun).stdout
     assert (
-        "a local step is of 4 examples: method.training.batch = 4 times "
+        "each local step uses 4 examples: method.training.batch = 4 times "
         "method.training.accumulation = 1" in said
     )
     usual = well("preview", "recipe.toml", "--unset", "method.training.accumulation", cwd=begun)
-    assert "a local step is of 16 examples" in usual.stdout
+    assert "each local step uses 16 examples" in usual.stdout
 
 
 def test_more_bytes_than_the_weights_have_are_told():
     problem, heard = Problem(), Heard()
     problem.federation(Ferret(bytes="1MB"), rounds=1, progress=heard).run()
     whole = sum(p.numel() for p in problem.model().parameters()) * 4
-    assert f"method.bytes = 1,000,000: all weights that train are {whole:,} bytes" in heard.said[0]
+    assert (
+        f"method.bytes = 1,000,000: this is more than all trainable weights ({whole:,} bytes)"
+        in heard.said[0]
+    )
     heard = Heard()
     problem.federation(Ferret(bytes=500), rounds=1, progress=heard).run()
-    assert not any("all weights that train" in text for text in heard.said)
+    assert not any("all trainable weights" in text for text in heard.said)
 
 
 def test_constructors_say_what_was_meant():

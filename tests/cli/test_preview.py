@@ -49,10 +49,10 @@ def test_it_shows_tokens_and_what_counts(folder):
     )
     assert "anna, example 1 of 4 (chats/anna.jsonl line " in done.stdout
     assert (
-        "1 of the clients' examples left out (over the model's 256 positions); whose: bert 1"
+        "1 of the clients' examples left out (over the model's 256 positions); by client: bert 1"
         in done.stdout
     )
-    assert "5 of 9 held-out" not in done.stdout and "are in the training data, too" in done.stdout
+    assert "5 of 9 held-out" not in done.stdout and "are also in the training data" in done.stdout
 
 
 def test_whose_how_many_and_how_they_are_cut_can_be_chosen(folder):
@@ -68,13 +68,14 @@ def test_whose_how_many_and_how_they_are_cut_can_be_chosen(folder):
     ]
     done = well(*words, "--set", "task.loss_on=last", cwd=folder)
     assert (
-        done.stdout.count("bert, example ") == 5 and "256 tokens, 2 of them count, " in done.stdout
+        done.stdout.count("bert, example ") == 5
+        and ("256 tokens, 2 of them count for the loss") in done.stdout
     )
     assert "more were cut" in done.stdout
     assert "[[I| am" not in done.stdout
     refused(
         2,
-        "cem: there is no such client, but anna, bert",
+        "cem: no such client; the clients are anna, bert",
         "preview",
         "my.toml",
         "--client",
@@ -93,10 +94,12 @@ def test_other_kinds_of_examples(original):
     ]
     done = well("preview", "small-ferret", *sets)
     assert (
-        "the loss is which option follows" in done.stdout
+        "the loss is about which option follows" in done.stdout
         and "options: terrible / great" in done.stdout
     )
-    refused(2, "its examples are pictures; a preview shows tokens", "preview", "digits-zo-fedsgd")
+    refused(
+        2, ("its examples are pictures, but a preview shows tokens"), "preview", "digits-zo-fedsgd"
+    )
 
 
 IMPORTED = """

@@ -143,7 +143,7 @@ def test_targets_that_match_nothing_are_named(tmp_path):
         "training = {learning_rate = 0.01}\n"
     )
     words = ("run", recipe, "--out", tmp_path / "run")
-    refused(2, "method.targets = ['*nosuch*']: no parameter has a name like this", *words)
+    refused(2, "method.targets = ['*nosuch*']: no parameter has such a name", *words)
 
 
 def test_a_bases_name_is_shown_without_a_terminals_codes(capsys, monkeypatch):
@@ -183,5 +183,5 @@ def test_a_run_in_which_nobody_sent_anything_says_so(tmp_path):
     )
     well("run", recipe, "--out", tmp_path / "run")
     log = (tmp_path / "run/log.txt").read_text()
-    assert "no client has sent anything in any round" in log
+    assert "no client sent anything in any round" in log
     assert "learning_rate" not in log  # no rate would have moved the loss

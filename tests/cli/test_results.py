@@ -141,7 +141,7 @@ def test_the_best_round_and_rounds_before_the_last(place, tmp_path):
     card = (tmp_path / "one" / "README.md").read_text()
     assert "| rounds | 1 of 3 |" in card and "--upto 1" in card and f"{losses[1]:.4g} |" in card
     for words, text in (
-        (["fedavg", "--upto", 1], "keeps its newest weights alone, which are those of round 3"),
+        (["fedavg", "--upto", 1], "keeps only its newest weights, which are those of round 3"),
         (
             ["ferret", "--best", "beauty"],
             "--best beauty: the run has measured loss, perplexity, rouge_l",
@@ -160,11 +160,11 @@ def test_sources_that_are_none(place, exported, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(data)
     for source, code, text in (
         (tmp_path / "empty", 2, "holds no run"),
-        (tmp_path / "text.orbit", 2, "neither an orbit nor"),
+        (tmp_path / "text.orbit", 2, "not an orbit and not"),
         (tmp_path / "none.orbit", 2, "no such folder or file"),
         (exported / "ferret", 2, "is a model already"),
-        (exported / "ferret" / "model.safetensors", 1, "does not say which run it is of"),
-        (tmp_path / "model.safetensors", 1, "the weights' digest differs"),
+        (exported / "ferret" / "model.safetensors", 1, "does not name its run"),
+        (tmp_path / "model.safetensors", 1, "the weights do not match the digest"),
     ):
         refused(code, text, "export", source, "--out", tmp_path / "no")
     refused(
@@ -255,8 +255,8 @@ def test_what_can_not_be_evaluated_or_generated(place, exported, monkeypatch, im
         (["generate", "runs/ferret"], 2, "no prompt"),
         (["generate", "runs/ferret", "a", "--file", "b"], 2, "a PROMPT or --file"),
         (["generate", "runs/ferret", "--file", "none.txt"], 2, "none.txt: can't be read"),
-        (["generate", "runs/ferret", long], 1, "positions: shorten it"),
-        (["generate", image_base("vit"), "a"], 2, "writes no text"),
+        (["generate", "runs/ferret", long], 1, "positions: shorten the prompt"),
+        (["generate", image_base("vit"), "a"], 2, "can't generate text"),
     ):
         refused(code, text, *words, cwd=place)
 
@@ -292,7 +292,7 @@ def test_a_base_of_a_relative_path_is_found_again(place, tmp_path, hub):
             done = fedseed(*command, orbit, "--out", tmp_path / "lost", cwd=tmp_path)
             assert done.returncode == 2
             waiting, error = done.stderr.splitlines()
-            assert "bases/mine is no folder here: asking the hub for it" in waiting
+            assert "bases/mine is not a local folder: looking for it on the hub" in waiting
             assert "the hub has no model of this name" in error and "--base" in error
         well("export", orbit, "--base", aside / "mine", "--out", tmp_path / "named", cwd=tmp_path)
     finally:
@@ -306,7 +306,7 @@ def test_an_unknown_base_is_said_at_once(hub, monkeypatch):
         load_model("nobody/one")
     # asked once
     assert [path for _, path in hub.asked if "nobody/one" in path] == ["/api/models/nobody/one"]
-    with pytest.raises(RecipeError, match="and this is no name of the hub"):
+    with pytest.raises(RecipeError, match="and this is not a valid name on the hub"):
         load_model("no body")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")  # nobody listens there
     with pytest.raises(RecipeError, match=r"nobody/two.*the hub can't be reached"):

@@ -127,10 +127,12 @@ async def test_base_weights_are_asked_for_and_checked():
     async with Talk(("a", "b", "c")) as one:
         assert "bring" not in await one.hello("a", weights=WEIGHTS)  # before anybody asks
         await one.hello("b")
-        assert one.rejected.counts() == {"a": {"base weights that it was not asked for": 1}}
+        assert one.rejected.counts() == {
+            "a": {("base weights that this process was not asked for"): 1}
+        }
         assert one.base.digest == BEGINS and (await one.hello("c"))["bring"] == "weights"
         await one.hello("b", weights=WEIGHTS[::-1])  # another was asked
-        assert one.rejected.counts()["b"] == {"base weights that it was not asked for": 1}
+        assert one.rejected.counts()["b"] == {"base weights that this process was not asked for": 1}
         await one.hello("c", weights=WEIGHTS[::-1])
         while "c" not in one.rejected.counts():
             await asyncio.sleep(0.001)

@@ -137,7 +137,10 @@ def test_a_step_out_of_all_proportion_is_not_taken_whoever_is_asked(problem, tmp
     assert [line["round"] for line in whole.metrics if "not_taken" in line] == [5, 7]
     assert whole.summary["not_taken"] == 2
     assert (
-        sum("the step is not taken: it is out of all proportion" in text for text in told.warnings)
+        sum(
+            "the step was not applied: it is out of all proportion" in text
+            for text in told.warnings
+        )
         == 2
     )
     for last in (4, 5, 6):

@@ -38,7 +38,7 @@ def round_of(made, number, *sent):
     made.open(number)
     for client, payload in sent:
         made.receive(update(made, client, payload, number), client)
-    return Message.decode(made.close()).payload
+    return made.close().payload
 
 
 def test_who_takes_part_does_not_hang_on_who_else_can_be_reached():
@@ -66,10 +66,10 @@ def test_what_is_no_answer_is_refused_and_changes_nothing():
             2,
             "client 2 sent an update in the name of client 1",
         ),
-        (update(made, 1, floats(1.0)), 1, "attempt 2 is open, this answers attempt 0"),
-        (update(made, 3, floats(1.0), attempt=2), 3, "client 3 takes no part in round 1"),
+        (update(made, 1, floats(1.0)), 1, "attempt 2 is open, but this update answers attempt 0"),
+        (update(made, 3, floats(1.0), attempt=2), 3, "client 3 does not take part in round 1"),
         (update(made, 0, floats(1.0), attempt=2), 0, "client 0 has answered round 1 already"),
-        (update(made, 1, floats(1.0), 2, 2), 1, "round 1 was expected, round 2 came"),
+        (update(made, 1, floats(1.0), 2, 2), 1, "expected round 1, got round 2"),
         (update(made, 1, b"", attempt=2), 1, "0 projections in update of zo-fedsgd, not 1"),
     ):
         with pytest.raises(MessageError, match=text):
@@ -78,7 +78,7 @@ def test_what_is_no_answer_is_refused_and_changes_nothing():
     assert made.screen() == {}
     with pytest.raises(MessageError, match="round 1 is being closed"):
         made.receive(update(made, 1, floats(1.0), attempt=2), 1)
-    step = Message.decode(made.close())
+    step = made.close()
     assert step.payload == floats(0.5) and (step.kind, step.client, step.round) == (
         MessageKind.STEP,
         EVERYBODY,
@@ -88,7 +88,7 @@ def test_what_is_no_answer_is_refused_and_changes_nothing():
         made.plan(0)
     made.open(2)
     assert Message.decode(made.plan(0)).attempt == 0 and not made.current.updates
-    assert Message.decode(made.close()).payload == b"" and made.steps == 2  # nobody has answered
+    assert made.close().payload == b"" and made.steps == 2  # nobody has answered
 
 
 EXAMPLES, TERMS, VALUES = [30, 10, 20], [2, 6, 8], [1.0, 2.0, 4.0]
@@ -205,7 +205,7 @@ def test_what_is_said_after_the_claims_were_looked_at_does_not_count():
         made.receive(update(made, client, floats(4.0 * client, 0.0)), client)
     assert made.screen() == {}
     made.examples[0] = 1 << 30
-    assert Message.decode(made.close()).payload == floats(3.0, 0.0)
+    assert made.close().payload == floats(3.0, 0.0)
 
 
 def test_whole_weights_count_by_the_largest_update():
@@ -248,7 +248,7 @@ def test_half_precision_ends_at_65504(kind):
 def test_a_square_that_overflows_is_said_by_the_round_alone():
     made = dense(server="adam")
     assert round_of(made, 1, *((client, floats(1e25, 1.0)) for client in (0, 1))) == b""
-    assert "what the server's optimiser keeps" in made.untaken
+    assert "the state of the server's optimiser" in made.untaken
 
 
 def test_too_few_answers_for_the_rule_make_an_empty_step():

@@ -45,9 +45,9 @@ FAR = 1 << 20  # rounds that never come
 NOBODY = ("watcher", "a watcher", "somebody")  # the server's own words prove no author
 # what is said of an honest client's answer that comes twice, or when its round is over
 LATE = re.compile(
-    r"has answered round|no round is open|round \d+ was expected, round \d+ came|round \d+ attempt "
-    r"\d+ is not open"
-    r"|attempt \d+ is open, this answers|is being closed|it came when its round was over"
+    r"has answered round|no round is open|expected round \d+, got round \d+|expected an "
+    r"answer to round|round \d+ attempt \d+ is not open|attempt \d+ is open, but this update "
+    r"answers|is being closed|it came after its round was over"
 )
 EVIL_HEADERS = (
     b"NATS/1.0 \xff\xfe\r\n\r\n",

@@ -117,7 +117,7 @@ def test_the_next_evaluates_if_the_first_does_not():
     one = Ask({"a": lambda question, now: lazy, "b": only_if_asked("b"), "c": only_if_asked("c")})
     line, took = one.ask()
     assert line["loss"] == 1.0 and DEADLINE < took < DEADLINE + 5
-    assert one.heard.warnings == [f"round 2: a has not evaluated within {DEADLINE:g} s: b is asked"]
+    assert one.heard.warnings == [f"round 2: a did not evaluate within {DEADLINE:g} s: asking b"]
     for _ in range(3):
         line, took = one.ask()
         assert line["loss"] == 1.0 and took < 5
@@ -197,7 +197,7 @@ def test_whoever_never_reports_is_waited_for_once():
     one = Ask({"a": mute, "b": only_if_asked("b"), "c": only_if_asked("c")})
     line, took = one.ask()
     assert line["processes"] == 2 and DEADLINE < took < 2 * DEADLINE + 5
-    assert any("a has not evaluated" in text for text in one.heard.warnings)
+    assert any("a did not evaluate" in text for text in one.heard.warnings)
     assert one.ask()[1] < 5
     one.say("a", {})  # it reports again, so it is waited for again, in its time
     assert one.ask(evaluate=False)[1] < 5
@@ -206,7 +206,7 @@ def test_whoever_never_reports_is_waited_for_once():
     assert one.ask(evaluate=False)[1] > DEADLINE
     assert (
         one.heard.warnings[-1]
-        == f"round 2: no report of a within {DEADLINE:g} s: it is not asked for 2402 s"
+        == f"round 2: no report from a within {DEADLINE:g} s: it will not be asked for 2402 s"
     )
     assert one.ask(evaluate=False)[1] < 5
 
@@ -226,7 +226,7 @@ def test_an_evaluation_that_is_refused_is_no_reason_to_wait():
     line, took = one.ask()
     assert took < 10 and line["loss"] == 1.0 and line["validation_loss"] == 1.5
     assert set(one.refused) == {
-        ("a", "report: metrics: round: [key]: a field of the line itself, no metric"),
+        ("a", "report: metrics: round: [key]: a reserved name, which a metric can't have"),
         ("b", "report: an evaluation without validation_loss"),
     }
     assert len(one.asked) < 6  # nobody is asked faster the faster it answers
@@ -238,7 +238,7 @@ def test_an_evaluation_that_is_refused_is_no_reason_to_wait():
 def test_hosts_that_answer_and_never_evaluate_end_the_run(metrics, hosts, resend):
     one = Ask({name: lambda question, now: {"metrics": metrics} for name in hosts})
     one.resend_seconds = resend
-    with pytest.raises(NetworkError, match="and none has sent an evaluation that can be used"):
+    with pytest.raises(NetworkError, match="but none has sent a usable evaluation"):
         one.ask()
     assert 3 * DEADLINE < one.now < (3 + len(hosts)) * DEADLINE and len(one.asked) > 1
     if metrics is not None:
@@ -266,7 +266,7 @@ def test_the_digest_is_that_of_most_clients():
 def test_one_of_two_can_t_say_which_weights_are_right(liar):
     one = Ask({"a": says(liar), "b": says(RIGHT)})
     line, _ = one.ask(evaluate=False)
-    told = [text for text in one.heard.warnings if "no weights are those of most clients" in text]
+    told = [text for text in one.heard.warnings if "no digest has a majority of clients" in text]
     assert line["weights_digest"] == (None if liar == WRONG else RIGHT) and len(told) == (
         liar == WRONG
     )
@@ -289,4 +289,4 @@ def test_phases_are_few_over_a_whole_run(monkeypatch):
     one = Ask({"a": mute})
     for names in (["local", "projection", "a", "b"], ["a", "c"], ["d"], ["rebuild", "b"]):
         one.say("a", {"spent": {"seconds": dict.fromkeys(names, 1.0)}})
-    assert one.refused == [("a", "report: spent: seconds: more than 3 phases in all")]
+    assert one.refused == [("a", "report: spent: seconds: more than 3 phases in total")]

@@ -49,7 +49,7 @@ def test_another_stream_version_is_refused_by_name():
 @pytest.mark.parametrize(
     ("about", "text"),
     [
-        ((MessageKind.PLAN, 1, 5), "a plan was expected"),
+        ((MessageKind.PLAN, 1, 5), "expected a plan"),
         ((MessageKind.STEP, 2, 5), "method code 2"),
         ((MessageKind.STEP, 1, 6), "round 6"),
     ],

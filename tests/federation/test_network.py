@@ -144,7 +144,7 @@ def test_a_second_coordinator_refuses(problem, network, shared_server, in_proces
     coordinator, host = net.coordinator(), net.host(0, 1, 2, 3, 4, slow=0.05)
     until(lambda: host.reached(5), 120, "nothing goes on")
     second = net.coordinator(out=str(tmp_path / "second"))
-    assert second.wait() == 1 and "another coordinator runs" in second.text
+    assert second.wait() == 1 and "another coordinator already runs" in second.text
     # one that does not answer any more is taken for dead: the new one goes on, the old one can
     # write no more
     coordinator.signal(signal.SIGSTOP)
@@ -177,7 +177,7 @@ def test_orbit_and_log_repair_each_other(problem, network, server, in_process, t
     server.start()
     coordinator = net.coordinator()
     net.check(problem, coordinator, [host], expected.summary)
-    assert "put on the server again" in host.said
+    assert "the server has lost the run and got it again" in host.said
 
 
 def test_clients_that_drift_apart_repair_themselves(problem, network, shared_server, in_process):

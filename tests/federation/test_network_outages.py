@@ -213,7 +213,9 @@ def test_a_step_whose_object_a_server_has_lost_is_asked_for_again_or_passed_over
     assert [entry.kind for entry in one._queue] == (["H"] if begins_again else ["T", "M"])
     if not begins_again:
         one._log.missed -= replica.WEIGHTS_PATIENCE_SECONDS
-        with pytest.raises(NetworkError, match="a step of the log can't be had: it is not there"):
+        with pytest.raises(
+            NetworkError, match=("a step of the log can't be fetched: it is not there")
+        ):
             asyncio.run(
                 replica.Replica._handle_missing(
                     one, one._queue.popleft(), MessageError("it is not there")

@@ -70,19 +70,19 @@ BAD = {
     "counted of 400 digits": ({"spent": {**SPENT, "counted": LONG}}, "spent: counted: "),
     "losses that are NaN": (
         {"spent": {"losses": math.nan, "counted": 1}},
-        "spent: nan is no sum of 1 losses",
+        "spent: nan can't be the sum of 1 losses",
     ),
     "one more lost than can be": (
         {"spent": {"losses": 1.01e39, "counted": 1}},
-        "no sum of 1 losses",
+        "can't be the sum of 1 losses",
     ),
     "more moved than there are": (
         {"spent": {"moved_weights": 2, "movable_weights": 1}},
-        "more weights have moved",
+        "more weights moved",
     ),
     "the coordinator's seconds": (
         {"spent": {"seconds": {"aggregation": 1.0}}},
-        "no phase of a client's work",
+        "not a phase of a client's work",
     ),
     "one phase too many": (
         {"spent": {"seconds": {f"a{i}": 1.0 for i in range(33)}}},
@@ -91,14 +91,14 @@ BAD = {
     "a negative ratio": ({"ratio": -1.0}, "ratio: -1 is below 0"),
     "metrics with a round": (
         {"metrics": {"round": 999999}},
-        "metrics: round: .*a field of the line itself",
+        "metrics: round: .*a reserved name",
     ),
     "a metric that is true": ({"metrics": {"loss": True}}, "metrics: loss: "),
     "one metric too many": (
         {"metrics": {f"a{i}": 1.0 for i in range(101)}},
         "metrics: .* at most 100 items",
     ),
-    "a name of 101 letters": ({"metrics": {"a" * 101: 1.0}}, "no name of at most 100"),
+    "a name of 101 letters": ({"metrics": {"a" * 101: 1.0}}, "not a name of at most 100"),
     "a round beyond all": ({"round": 2**32}, "round: "),
     "a digest with an escape": ({"digest": "\x1b" * 32}, "digest: "),
     "seconds below -1": ({"seconds": -1.5}, "seconds: "),

@@ -30,7 +30,7 @@ async def test_parties_need_only_know_themselves():
 async def test_the_first_to_come_does_not_say_who_there_is_if_it_has_data_of_its_own():
     one = await Talk().start()
     refused = (await one.hello(["north"]))["refused"]
-    assert "does not know who takes part" in refused and "federation.clients" in refused
+    assert "does not know which clients take part" in refused and "federation.clients" in refused
     assert one.roster.names == []
 
 
@@ -44,7 +44,7 @@ async def test_whoever_enrols_speaks_for_itself():
     await one.hello(["north"])
     assert one.roster.names == ["mallory", "north", "south"] and one.roster.present() == {1, 2}
     one.roster.open = False
-    assert "nobody else can enrol" in (await one.hello(["west"], attach=False))["refused"]
+    assert "no more clients can enrol" in (await one.hello(["west"], attach=False))["refused"]
     assert "refused" not in await one.hello(["south"])  # one that was there comes back
 
 

@@ -17,7 +17,7 @@ RECIPES = {
 }
 FOLDERS = {
     "the same": "another process is running in this folder",
-    "an empty one": "go on in its folder (--out)",
+    "an empty one": "continue in the run's folder (--out)",
     "another recipe's": "was started with another recipe: seed is 4 there, 3 here",
     "one without metrics": "metrics.jsonl has no round 0",
 }

@@ -139,9 +139,9 @@ GONE, BEFORE = b"\0gone", bytes([secure.OPENED]) + b"before"
 @pytest.mark.parametrize(
     ("says", "text"),
     [
-        ({3: GONE, 4: GONE}, "says nothing for a secure sum: gone"),
-        ({2: GONE, 3: GONE, 4: GONE}, "says nothing for a secure sum: gone"),
-        ({2: GONE, 3: BEFORE, 4: GONE}, "client-3 has opened this round, or a later one, before"),
+        ({3: GONE, 4: GONE}, "gives no answer for a secure sum: gone"),
+        ({2: GONE, 3: GONE, 4: GONE}, "gives no answer for a secure sum: gone"),
+        ({2: GONE, 3: BEFORE, 4: GONE}, "client-3 has opened this or a later round before"),
     ],
     ids=["two", "three", "one says so of every round"],
 )
@@ -203,7 +203,7 @@ def test_a_coordinator_that_ends_within_a_round_and_one_that_goes_on(
     assert run.end() == summary["weights_digest"]
     assert summary["rounds"] == 4 and coordinators[0] is not coordinators[2]
     lost = any(
-        "round 2: the step is not taken" in text and "its sum is lost" in text
+        "round 2: the step was not applied" in text and "its sum is lost" in text
         for text in told.warnings
     )
     assert summary["not_taken"] == lost == (when == "close")
@@ -247,7 +247,7 @@ def test_a_coordinator_that_is_started_again_knows_who_is_barred(
         == {f"client-{n}" for n in (0, 2, 3, 4)}
     )
     assert list(result.summary["refusals"]) == ["client-1"]
-    assert sum("shows nothing, so nobody is barred by it" in text for text in told.warnings) == 2
+    assert sum("is not a valid proof, so it bars no client" in text for text in told.warnings) == 2
 
 
 @pytest.mark.parametrize(("bits", "times"), [(4, 1), (32, 0)])
@@ -261,10 +261,10 @@ def test_values_of_few_steps_are_warned_of_once(bits, times, problem, tmp_path):
     assert len(texts) == times
     if times:
         assert (
-            texts[0].startswith("round 1: values of at most ")
-            and "are added up in steps of 6.2e-02" in texts[0]
+            texts[0].startswith("round 1: the largest value is ")
+            and "round to steps of 6.2e-02" in texts[0]
         )
-        lost = re.search(r"at most (\S+) are .* they lose (\d+)% and more", texts[0])
+        lost = re.search(r"value is (\S+), but .* loses at least (\d+)%", texts[0])
         assert int(lost[2]) == pytest.approx(100 * 2**-5 / float(lost[1]), rel=0.06)
 
 
@@ -296,7 +296,7 @@ def test_a_process_that_is_started_again_opens_no_round_twice(problem, tmp_path)
             # steps may be on their way: nothing shows that it was set back
             assert not asyncio.run(answers.try_ask())
             with pytest.raises(
-                FedseedError, match=r"no round is opened twice\. Choose another name"
+                FedseedError, match=r"no round may be opened twice\. Choose another name"
             ):
                 _ = answers.masking
         else:
@@ -504,8 +504,8 @@ def test_one_of_five_lies(case, problem, network, shared_server):
     # here; and whoever lets one pass is left out for twice as long at the least, each time for
     # twice as long as before. So all waiting is at most the rest of the time, where that is a
     # deadline or more.
-    why = r"client-(\d) (?:has not answered \w+ of secure sums within (\S+) s|says can't be taken)"
-    late = why + r": it is not asked for (\S+) s"
+    why = r"client-(\d) (?:has not answered \w+ of secure sums within (\S+) s|can't be accepted)"
+    late = why + r": it will not be asked for (\S+) s"
     found = [
         (int(who), float(seconds or 2), float(out))
         for who, seconds, out in re.findall(late, coordinator.said)

@@ -124,7 +124,7 @@ def test_a_round_goes_on_without_a_node_that_fails_or_has_gone(problem, tmp_path
         (s["client"], s["reason"]) for line in result.metrics for s in line.get("skipped", ())
     }
     assert {name for name, _ in skipped} <= {"client-1", "client-2", "client-4"} and skipped
-    assert {reason for _, reason in skipped} == {"it has gone"}
+    assert {reason for _, reason in skipped} == {"it is no longer reachable"}
     assert any("client-1 is refused: Flower reports: the disk is full" in line for line in said)
     assert result.summary["rounds"] == 3
 

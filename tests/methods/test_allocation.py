@@ -65,7 +65,7 @@ def test_a_fixed_total_is_sent_by_norm_whatever_the_change_is(norms):
 
 
 def test_a_fixed_total_needs_a_direction_for_each_block():
-    with pytest.raises(ValueError, match="3 blocks and each needs at least one"):
+    with pytest.raises(ValueError, match="3 blocks, and each needs at least one"):
         Ferret(directions=2, fixed_total=True).start(LAYOUT, 1)
     Ferret(directions=2).start(LAYOUT, 1)
 

@@ -60,9 +60,9 @@ def test_scalars_in_half_precision_take_six_bytes_a_pair_and_are_rounded_to_near
     assert read.scalars.tolist() == [float(np.float16(0.1)), -3.0, 65504.0, -65504.0, 0.0]
     assert read.indices.tolist() == [1, 1, 3, 4, 7]
     assert sent.content(0, sent.encode()).scalars == 5
-    with pytest.raises(MessageError, match="38 bytes, 6 for each"):
+    with pytest.raises(MessageError, match="38 bytes are not a whole number of entries of 6"):
         method.decode_update(state, 1, b"0" * 38)
-    with pytest.raises(MessageError, match="36 bytes of pairs: from 6 to 30, 6 for each"):
+    with pytest.raises(MessageError, match="36 bytes of pairs, but expected 6 to 30, 6 for each"):
         method.decode_update(state, 1, b"\0" * 36)
     infinite = np.array([1], dtype="<u4").tobytes() + np.array([np.inf], dtype="<f2").tobytes()
     with pytest.raises(MessageError, match="finite"):
@@ -198,9 +198,9 @@ def test_pairs_of_the_pool_are_read_and_others_are_not():
     for good in (pairs([3], [1.0]), pairs([0, 3, 3], [1.0, 2.0, -1e6])):
         assert POOL.decode_update(STATE, 2, good.encode()).encode() == good.encode()
     for bad, text in (
-        (pairs([], []), "0 bytes of pairs: from 8 to 24"),
+        (pairs([], []), "0 bytes of pairs, but expected 8 to 24"),
         (pairs([0] * 4, [1.0] * 4), "32 bytes of pairs"),
-        (pairs([0, 4], [1.0, 1.0]), "candidate 4: the pool has 4"),
+        (pairs([0, 4], [1.0, 1.0]), "candidate 4, but the pool has only 4"),
         (pairs([0], [1.1e6]), "1.1e[+]06|1100000"),
     ):
         with pytest.raises(MessageError, match=text):

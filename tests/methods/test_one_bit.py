@@ -89,9 +89,9 @@ def test_what_no_client_can_have_made_is_refused():
         (infinite, "inf"),
         (
             data[:-1] + bytes([data[-1] | 0x80]),
-            "more than 11 numbers of 1 bits: a padding bit is set",
+            "a padding bit is set after 11 numbers of 1 bits",
         ),
-        (more, "block 0 has 12 coefficients, 11 are allowed"),
+        (more, "block 0 has 12 coefficients, but only 11 are allowed"),
     ):
         with pytest.raises(MessageError, match=text):
             METHOD.decode_update(STATE, 1, wrong)

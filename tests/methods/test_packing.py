@@ -84,9 +84,9 @@ def test_entries_are_read_back(which):
         (
             [5, 0, 0, 0, 3],
             [1, 2, 3, 4, 5, 1, 2, 100],
-            "place 100 in the last chunk, which has 100 entries",
+            "place 100 in the last chunk, which has only 100 entries",
         ),
-        ([0, 0, 0, 0, 1], [4095], "place 4095 in the last chunk, which has 100 entries"),
+        ([0, 0, 0, 0, 1], [4095], "place 4095 in the last chunk, which has only 100 entries"),
     ],
 )
 def test_places_ascend_in_each_chunk_and_lie_in_the_vector(counts, places, text):

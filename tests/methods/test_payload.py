@@ -248,7 +248,7 @@ def test_numbers_that_are_not_finite_are_refused(bad):
         Outer(bad, ()),
     ]
     for payload in cases:
-        with pytest.raises(MessageError, match=rf"is {bad}: only finite numbers are accepted"):
+        with pytest.raises(MessageError, match=rf"is {bad}, but numbers must be finite"):
             type(payload).decode(payload.encode(), about())
     with pytest.raises(MessageError, match="value 1 of 3 is"):
         Arrays.decode(cases[3].encode(), about())
@@ -261,10 +261,10 @@ def test_numbers_that_are_not_finite_are_refused(bad):
 
 def test_what_errors_say():
     many = Blocks((np.ones(2), np.ones(5)))
-    with pytest.raises(MessageError, match="block 1 has 5 coefficients, 4 are allowed"):
+    with pytest.raises(MessageError, match="block 1 has 5 coefficients, but only 4 are allowed"):
         Blocks.decode(many.encode(), about())
     with pytest.raises(
-        MessageError, match="payload too short: 16 bytes wanted at byte 16, 15 left"
+        MessageError, match="payload too short: 16 bytes needed at byte 16, but only 15 are left"
     ):
         Blocks.decode(BLOCKS.encode()[:-1], about())
     with pytest.raises(MessageError, match="payload too long: 2 bytes left over"):
@@ -272,14 +272,14 @@ def test_what_errors_say():
     # a forged count asks for no memory
     with pytest.raises(MessageError, match="block 0 has 4294967295"):
         Blocks.decode(b"\xff" * 8, about())
-    with pytest.raises(MessageError, match="more than 3 numbers of 1 bits: a padding bit is set"):
+    with pytest.raises(MessageError, match="a padding bit is set after 3 numbers of 1 bits"):
         Signs.decode(b"\x0f", about())
-    with pytest.raises(MessageError, match="13 bytes of weights, the model has 14"):
+    with pytest.raises(MessageError, match="13 bytes of weights, but the model has 14"):
         Whole.decode(DATA[:-1], about())
     with pytest.raises(MessageError, match="12 is not a digit"):  # the check of what lies inside
         Outer.decode(Outer(0.5, (Inner(12, BLOCKS.blocks),)).encode(), about())
     silent = dataclass(type("Silent", (wire.Payload,), {"__annotations__": {"number": int}}))
-    with pytest.raises(TypeError, match=r"Silent\.number: annotate how it travels"):
+    with pytest.raises(TypeError, match=r"Silent\.number: annotate it with its encoding"):
         wire.field_codecs(silent)
 
 
@@ -332,7 +332,7 @@ def test_estimates_are_as_large_as_they_are_in_the_methods_unit():
     assert Estimates(1, 2, most[:1]).size(about()) == 3 and Estimates().size(about()) == 0
     for scalars, kind in ((most, "update"), ((), "update"), (2 * most, "step")):
         Estimates(1, 2, scalars).check(about(kind))
-    with pytest.raises(MessageError, match=r"scalar 1 is -1e\+06: at most 1e\+06 is accepted"):
+    with pytest.raises(MessageError, match=r"scalar 1 is -1e\+06, but at most 1e\+06 is accepted"):
         Estimates(1, 2, np.nextafter(most, np.float32(-np.inf))).check(about())
 
 
@@ -372,7 +372,7 @@ def test_records_that_can_not_be_unpacked():
         (MeZO(), b"1234567", 2, "7 bytes can't be 2 steps of equal length"),
         (FeedSign(), b"\1\1", 3, "too long"),
         (FeedSign(), b"\x0f", 3, "a padding bit is set"),
-        (three, b"\x7f", 2, "more than 6 numbers"),
+        (three, b"\x7f", 2, "after 6 numbers"),
     ):
         with pytest.raises(MessageError, match=text):
             wire.check_pack(method, data, count)

@@ -186,11 +186,11 @@ def test_without_any_usable_loss_a_client_says_nothing():
     for name in ("zo-own", "mezo-one-point", "feedsign", "fedkseed-hadamard"):
         method = METHODS[name].model_copy(update={"steps": 1} if "fedkseed" in name else {})
         with pytest.raises(
-            NonFiniteError, match="of 4 parts of the batch none was usable: loss is nan"
+            NonFiniteError, match="none of 4 parts of the batch was usable: loss is nan"
         ):
             tuned(method, spoilt(everything))
     clipped = METHODS["zo-shared"].model_copy(update={"clip": 1e-9})
-    with pytest.raises(NonFiniteError, match="the loss guard allows 1e-09"):
+    with pytest.raises(NonFiniteError, match="the loss guard allows only 1e-09"):
         tuned(clipped, data()[0][0])
 
 
@@ -229,7 +229,7 @@ def test_messages_have_a_scalar_for_each_direction_and_lies_are_refused():
     refused = [
         (own, of_own(four, 6), "index of 6: not a multiple of 4"),
         (own, of_own(np.tile(four, 2), 4, 8), "8 projections .* not 4"),
-        (own, of_own(four[:1], 4), "8 bytes, 20 for each"),
+        (own, of_own(four[:1], 4), "8 bytes are not a whole number of entries of 20"),
         (own, of_own(four * 1e7, 4), "at most 1e"),
         (
             shared,

@@ -11,9 +11,13 @@ REFUSED = [
     (
         FeedSign,
         {"votes_per_round": 1 << 15, "population": 4},
-        "131,072 votes a step, at most 65,536",
+        "131,072 votes in a step, but at most 65,536",
     ),
-    (MeZO, {"divide_by": "deviation"}, 'divide_by = "deviation" needs several directions a step'),
+    (
+        MeZO,
+        {"divide_by": "deviation"},
+        ('divide_by = "deviation" needs several directions in a step'),
+    ),
     (
         ZOFedSGD,
         {"divide_by": "deviation", "seeds": "shared"},
@@ -23,7 +27,7 @@ REFUSED = [
     (
         FeedSign,
         {"optimizer": "hiso"},
-        "a vote alone has no size: take several a step",
+        "a single vote has no size: use several votes in a step",
     ),
     (FeedSign, {"normalize": "ranks"}, 'normalize = "ranks": votes have no scale'),
     (MeZO, {"decay": 0.1}, 'decay = 0.1 needs small_steps = "from-base"'),
@@ -37,7 +41,7 @@ REFUSED = [
     (FedMeZO, {"seeds": "shared", "combine": "exact"}, 'seeds = "shared" needs travel'),
     (FedMeZO, {"seeds": "shared", "personal": "loss"}, 'personal = "loss" needs seeds = "own"'),
     (FedMeZO, {"seeds": "shared", "personal": "update"}, 'personal = "update" needs seeds = "own"'),
-    (RandOpt, {"candidates": 4, "best": 4}, "best = 4: fewer than candidates = 4"),
+    (RandOpt, {"candidates": 4, "best": 4}, "best = 4: must be less than candidates = 4"),
     (RandOpt, {"divide_by": "deviation"}, "has no size to divide by"),
     (Ferret, {"server": "adam", "block_rate": "rms"}, 'block_rate = "rms": server = "adam"'),
     (Ferret, {**STREAMING, "allocation": "norm"}, "streaming needs"),
@@ -65,7 +69,7 @@ MISTAKEN = [
     ({"name": "zo-fedsgd", "divide_by": "scalar"}, "may cancel"),
     (
         {**BYTE, "normalize": "z-score"},
-        r"projections reach 1,000, and a byte 676; take method.scale = 0.0015 or more",
+        r"projections reach 1,000, but a byte only 676; set method.scale = 0.0015 or more",
     ),
     ({**BYTE, "normalize": "z-score", "scale": 2e-3, "population": 4}, "projections reach 1,000"),
     ({**BYTE, "normalize": "ranks", "scale": 5e-4}, "projections reach 1,000"),
@@ -89,7 +93,8 @@ def test_votes_have_no_weights():
     says.
     """
     with pytest.raises(
-        ValueError, match=r'method.weighting = "examples": votes count the same.*set it to "equal"'
+        ValueError,
+        match=(r'method.weighting = "examples": all votes have the same weight.*set it to "equal"'),
     ):
         Recipe.model_validate(
             {"rounds": 1, "method": {"name": "feedsign", "weighting": "examples"}}

@@ -100,7 +100,7 @@ def test_messages_that_nobody_can_have_made_are_refused():
         with pytest.raises(MessageError, match=text):
             method.decode_update(state, number, update.encode())
 
-    refused(second, "chunks 1 modulo 2, in round 1")
+    refused(second, "chunks 1 modulo 2 do not belong to round 1")
     refused(replace(first, turn=2), "chunks 2 modulo 2")
     refused(replace(first, scales=np.float32([-1, 1])), "scale 0 of 2 is negative")
     refused(replace(first, signs=first.signs[:-8]), "too short")
@@ -110,7 +110,7 @@ def test_messages_that_nobody_can_have_made_are_refused():
         method.decode_step(state, mixed.encode())
     with pytest.raises(MessageError, match="chunks 2 modulo 2"):
         method.decode_step(state, SignStep((replace(first, weight=0.5, turn=2),)).encode())
-    assert "passed on as they are" in find_misfit(method, Median())
+    assert "passed on unchanged" in find_misfit(method, Median())
 
 
 @pytest.mark.parametrize("settings", [{}, {"feedback": 0.0}])

@@ -142,11 +142,11 @@ def test_messages_that_nobody_can_have_made_are_refused():
     swapped[:2] = swapped[1::-1]
     refused("entry 1 of 9: places in a chunk must ascend", places=swapped)
     refused("scale 1 of 3 is negative", scales=[1, -1, 1])
-    refused("only finite numbers", scales=[1, np.nan, 1])
+    refused("numbers must be finite", scales=[1, np.nan, 1])
     # of more than comes: before room is made for it
     claim = np.array([CHUNK, CHUNK, 1000], dtype="<u2").tobytes()
     with pytest.raises(
-        MessageError, match="payload too short: 13788 bytes wanted at byte 6, 0 left"
+        MessageError, match="payload too short: 13788 bytes needed at byte 6, but only 0 are left"
     ):
         method.decode_step(state, claim)
 

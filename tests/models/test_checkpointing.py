@@ -82,6 +82,6 @@ def test_less_is_kept_and_evaluation_is_as_ever(name):
 
 def test_a_model_without_layers_to_checkpoint_is_refused():
     with pytest.raises(
-        RecipeError, match=r'activation_checkpointing = true: model.base = "x" is a Linear, whose'
+        RecipeError, match=r'activation_checkpointing = true: model.base = "x" is a Linear, which'
     ):
         checkpoint_activations(torch.nn.Linear(2, 2), "x")

@@ -147,6 +147,6 @@ def test_grey_pictures_for_a_model_of_colours(loaded):
         objective.pixel_values(objective.prepare(grey)), objective.pixel_values(colour)
     )
     with pytest.raises(
-        RecipeError, match="a picture has 4 channels, the model's image processor takes 3"
+        RecipeError, match="a picture has 4 channels, but the model's image processor takes 3"
     ):
         objective.prepare(pictures(1, (8, 8, 4)))

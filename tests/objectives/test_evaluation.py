@@ -198,5 +198,8 @@ def test_what_a_model_has_no_room_for_is_counted_and_left_out(natural_instructio
     ''')
     assert Federation.from_file(tmp_path / "recipe.toml").spec.notes[2:] == (
         "1 of 5 examples of the evaluation set left out (over the model's 256 positions)",
-        "1 answers get fewer than evaluation.max_new_tokens = 150 (the model has 256 positions)",
+        (
+            "1 answers are shorter than evaluation.max_new_tokens = 150, because the model has "
+            "only 256 positions"
+        ),
     )

@@ -103,11 +103,10 @@ def test_a_fingerprint_of_this_machine():
 def test_differences_name_both_sides():
     assert MINE == SAME and MINE.difference_from(SAME) is None
     assert (
-        MINE.version_difference(SAME)
-        == "transformers 5.24.0, where the run has transformers 4.56.2"
+        MINE.version_difference(SAME) == "transformers 5.24.0, but the run has transformers 4.56.2"
     )
     said = OTHER.difference_from(MINE)
-    assert said.startswith("the same texts become other tokens: fedseed 0.9, transformers 4.56.2")
+    assert said.startswith("the same texts have different tokens: fedseed 0.9, transformers 4.56.2")
     assert "at this party, fedseed 0.9, transformers 5.24.0" in said and "same versions" in said
     template = Fingerprint(MINE.tokens, "00" * 16, OLD)
     assert template.difference_from(MINE).startswith("the chat template writes the same chat diff")
@@ -142,14 +141,14 @@ def test_what_most_clients_make_of_texts_is_the_runs():
     assert one.reception.fingerprint == MINE
     assert one.roster.outvoted == {"a"} and "b" not in one.roster.outvoted
     (reasons,) = (reasons for name, reasons in one.rejected.counts().items() if name == "a")
-    assert "the same texts become other tokens" in next(iter(reasons))
+    assert "the same texts have different tokens" in next(iter(reasons))
     assert "transformers 4.56.2" in next(iter(reasons)) and "5.24.0" in next(iter(reasons))
 
 
 def test_once_it_is_known_others_are_refused():
     one, answers, _ = hellos(MINE, SAME, OTHER)
     assert one.reception.fingerprint == MINE and "refused" not in answers[1]
-    assert answers[2]["refused"].startswith("the same texts become other tokens: fedseed 0.9")
+    assert answers[2]["refused"].startswith("the same texts have different tokens: fedseed 0.9")
 
 
 def test_without_a_majority_the_run_does_not_begin():
@@ -182,7 +181,7 @@ def test_a_client_compares_itself_with_the_log():
     check_fingerprint(Has(SAME), about.fingerprint)
     check_fingerprint(Has(None), about.fingerprint)
     check_fingerprint(Has(OTHER), parse_control(Beginning, text).fingerprint)
-    with pytest.raises(FedseedError, match="the same texts become other tokens"):
+    with pytest.raises(FedseedError, match="the same texts have different tokens"):
         check_fingerprint(Has(OTHER), about.fingerprint)
 
 

@@ -134,7 +134,7 @@ def test_what_cant_be_mapped_is_generated_by_direction(small, tmp_path):
 def test_a_method_that_needs_gradients_is_refused_in_python_too(small):
     objective = Rewarded(CausalLM(small[1]), Heard(), 2)
     with pytest.raises(
-        RecipeError, match=r"reward: fedavg needs gradients, which a reward has not: choose .*mezo"
+        RecipeError, match=r"reward: fedavg needs gradients, but a reward has none: choose .*mezo"
     ):
         Federation(tiny("llama", small[1]), [[EXAMPLES[0]]], FedAvg(), objective, rounds=1)
     run = Federation(

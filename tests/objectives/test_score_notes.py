@@ -16,8 +16,8 @@ ENGLISH = ["the old town is open"] * 60
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
-        (["die Bäder", "das Haus"], "Rouge-L counts words with their accents: 25.0% of the words"),
-        ([*ENGLISH, "a café"], "Rouge-L counts a-z and 0-9 alone, as rouge-score does: 0.3% of"),
+        (["die Bäder", "das Haus"], "Rouge-L keeps accents: 25.0% of the words"),
+        ([*ENGLISH, "a café"], "Rouge-L keeps only a-z and 0-9, like rouge-score: 0.3% of"),
         (ENGLISH, None),
         (["東京"], None),
     ],

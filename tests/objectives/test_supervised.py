@@ -25,7 +25,8 @@ def test_a_loss_that_is_not_one_for_each_pair_is_refused(method, loss):
     """
     federation = Federation(torch.nn.Linear(4, 2), DATA, method, Supervised(loss), rounds=1)
     with pytest.raises(
-        RecipeError, match=r'not \(\d+,\): give one for each pair, such as .*reduction="none"'
+        RecipeError,
+        match=r'not \(\d+,\): return one loss for each pair, such as .*reduction="none"',
     ):
         federation.run()
 

@@ -76,9 +76,9 @@ def test_what_was_done_is_said_once_with_whose_it_is(small):
         "1 of 3 clients has no usable example and sends nothing: bert",
     )
     assert describe_changes(prepared, "30 tokens") == (
-        "3 of the clients' examples left out (over 30 tokens); whose: anna 2, bert 1",
-        '1 of the clients\' examples are written plainly ("User: ...", "Assistant: ..."): the '
-        "base's tokenizer has no chat template",
+        "3 of the clients' examples left out (over 30 tokens); by client: anna 2, bert 1",
+        '1 of the clients\' examples are written as plain text ("User: ...", "Assistant: '
+        "...\"), because the base's tokenizer has no chat template",
     )
     cut = [
         prepare(CausalLM(small[1], 30, "left"), client.name, client.examples) for client in clients
@@ -86,7 +86,7 @@ def test_what_was_done_is_said_once_with_whose_it_is(small):
     assert (
         describe_idle(cut) == ()
         and describe_changes(cut, "12")[0]
-        == "3 of the clients' examples cut (over 12); whose: anna 2, bert 1"
+        == "3 of the clients' examples cut (over 12); by client: anna 2, bert 1"
     )
     sets, told = prepare_sets(objective, {"": [short, long], "unseen_": [short]}, "30 tokens")
     assert told == ["1 of 2 examples of the evaluation set left out (over 30 tokens)"]
@@ -107,7 +107,10 @@ def test_answers_that_get_too_few_tokens_are_counted_where_answers_are_written(s
     language, example = CausalLM(small[1]), Example("a b c d e f g h i j", "k")
     for objective in (language, Rewarded(language, lambda *_: 1.0)):
         assert told(objective, example) == [
-            "1 answers get fewer than evaluation.max_new_tokens = 20 (the model has 24 positions)"
+            (
+                "1 answers are shorter than evaluation.max_new_tokens = 20, because the model has "
+                "only 24 positions"
+            )
         ]
         assert told(objective, Example("a", "b")) == []
     assert told(Choices(small[1]), Choice("a b c d e f g h i j", (" k", " l"), 0)) == []

@@ -118,7 +118,7 @@ def test_the_model_says_what_is_learnt_of_rows(tmp_path):
     assert [item.gold for item in classifier([10, 2, 0], num_labels=11).items[0]] == [10, 2, 0]
     with pytest.raises(
         RecipeError,
-        match=r"client-0, row 0, evaluation, row 0: \"label\" = 'great': task.labels has ",
+        match=r"client-0, row 0, evaluation, row 0: \"label\" = 'great': not in task.labels ",
     ):
         classifier(["great", "negative", "neutral"], **named)
 
@@ -127,7 +127,8 @@ def test_what_is_wrong_names_client_and_row(base):
     model, tokenizer = load_model(base)
     good = FORMS["completions"]("a", 1)
     with pytest.raises(
-        RecipeError, match="client-1, row 0: it has question, which is none of the known forms"
+        RecipeError,
+        match=r"client-1, row 0: its fields \(question\) are not one of the known forms",
     ):
         federation(model, tokenizer, [[], [{"question": "?"}]])
     with pytest.raises(RecipeError, match='north, row 1: no "prompt"'):

@@ -58,7 +58,7 @@ def test_a_run_on_chats_ends_in_a_model_that_answers(tmp_path, quickly, family):
     moved = [
         note
         for note in result.summary["data_notes"]
-        if "system message in the first user's" in note
+        if "system message moved into the first user message" in note
     ]
     assert bool(moved) == (family == "gemma")
     objective = run.worker.objective
@@ -83,7 +83,7 @@ def test_a_client_without_a_usable_example_is_named_once_a_run(tmp_path, quickly
     result = Federation.from_file(path, ["evaluation.rouge=false"], progress=heard).run()
     assert [line for line in heard.said if "cem" in line] == [
         "1 of 3 clients has no usable example and sends nothing: cem",
-        "1 of the clients' examples left out (over the model's 256 positions); whose: cem 1",
+        "1 of the clients' examples left out (over the model's 256 positions); by client: cem 1",
     ]
     assert [line["skipped"] for line in result.metrics[1:]] == [
         [{"client": "cem", "reason": "no usable example"}]

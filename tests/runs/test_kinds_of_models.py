@@ -145,22 +145,25 @@ def test_the_prefix_is_read_by_the_encoder_and_refused_elsewhere(place, quickly)
         for more in ([], ["model.prefix='Label : '"])
     )
     assert plain != prefixed
-    with pytest.raises(RecipeError, match=r'model.prefix = "Label : ": it is for encoder-decoders'):
+    with pytest.raises(
+        RecipeError, match=(r'model.prefix = "Label : ": a prefix is for encoder-decoders')
+    ):
         Federation.from_file(recipe(place, "bert", "labels"), ["model.prefix='Label : '"])
 
 
 def test_what_does_not_fit_is_said(place):
     with pytest.raises(
-        RecipeError, match=r'model.architecture = "image": its examples are for "causal", "seq2seq"'
+        RecipeError,
+        match=(r'model.architecture = "image": the task.s examples are for "causal", "seq2seq"'),
     ):
         Federation.from_file(recipe(place, "t5", "answers"), ["model.architecture=image"])
     with pytest.raises(
         RecipeError,
-        match="the model is BertForMaskedLM; the task needs a language model that contin",
+        match="the model is BertForMaskedLM, but the task needs a language model that contin",
     ):
         Federation.from_file(recipe(place, "bert", "answers"))
     with pytest.raises(
-        RecipeError, match="the model is LlamaForCausalLM; the task needs an encoder-decoder"
+        RecipeError, match="the model is LlamaForCausalLM, but the task needs an encoder-decoder"
     ):
         Federation.from_file(recipe(place, "llama", "answers"), ["model.architecture=seq2seq"])
 
@@ -216,7 +219,7 @@ def test_what_does_not_fit_pictures_is_said_before_the_run(tmp_path):
         (
             published,
             f"model.base=digits task.path={cifar}",
-            "has 3 channels, the model's image processor takes 1",
+            "has 3 channels, but the model's image processor takes 1",
         ),
         (
             "digits-feedsign",
@@ -229,7 +232,7 @@ def test_what_does_not_fit_pictures_is_said_before_the_run(tmp_path):
             "task.clients=700 federation.per_round=5",
             "clients = 700: 697 examples are not enough",
         ),
-        ("small-feedsign", "model.trainable=head", "no parameters outside of its backbone"),
+        ("small-feedsign", "model.trainable=head", "no parameters outside its backbone"),
     ):
         with pytest.raises(RecipeError, match=why):
             Federation.from_file(name, settings.split())

@@ -193,9 +193,9 @@ def test_those_who_enrol_before_the_start_take_part(data, tmp_path):
         until(lambda: sites.said["north"].at is None, PATIENCE, "no round")
         sites.site("west", OwnData(west))
         assert len(sites.wait(["west"])) == 1
-    assert "this run has no client west: it has north, south; it has begun, and nobody" in str(
-        sites.failures["west"]
-    )
+    assert (
+        "this run has no client west: it has north, south; the run has begun, so no more clients"
+    ) in str(sites.failures["west"])
     # by their names, not as they came
     assert list(sites.result.metrics[-1]["by_client"]) == ["north", "south"]
     assert json.loads((tmp_path / "run" / "clients.json").read_text()) == ["north", "south"]

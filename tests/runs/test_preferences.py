@@ -241,8 +241,8 @@ def test_a_head_of_one_output_is_kept_and_any_other_drawn_anew(place, tmp_path):
     task = {"path": str(place / "scores.csv"), "clients": 2, "score_field": "label"}
     rows = [{"text": "a film", "label": 0.5}, {"text": "the film", "label": 2}] * 3
     for outputs, line in (
-        (1, "base's head is kept: it predicts"),
-        (3, "own tells LABEL_0, LABEL_1"),
+        (1, "base's head is kept, because it predicts"),
+        (3, "own is for LABEL_0, LABEL_1"),
     ):
         folder = tmp_path / str(outputs)
         torch.manual_seed(0)
@@ -272,7 +272,7 @@ def test_a_head_of_one_output_is_kept_and_any_other_drawn_anew(place, tmp_path):
 @pytest.mark.long
 def test_the_example_prefers_short_answers(tmp_path):
     told = well("run", ROOT / "examples" / "preferences" / "recipe.toml", "--out", tmp_path / "run")
-    assert "chosen answers are preferred to rejected ones: DPO" in told.stdout + told.stderr
+    assert "prefer chosen to rejected answers: DPO" in told.stdout + told.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["final"]["loss"] < 0.5 < summary["baseline"]["loss"]
 

@@ -154,5 +154,7 @@ def test_what_can_not_be_tuned_is_said(tmp_path):
     with pytest.raises(RecipeError, match="set a rate"):
         find_rate(read_recipe(path, private.split()), say=str)
     done = command.fedseed("serve", path, "--nats", "nats://127.0.0.1:1", cwd=tmp_path)
-    assert done.returncode == 2 and 'learning_rate = "auto" is for a simulation' in done.stderr
+    assert (
+        done.returncode == 2 and 'learning_rate = "auto" works in a simulation only' in done.stderr
+    )
     assert with_rate(read_recipe(path), 0.25).method.training.learning_rate == 0.25

@@ -55,7 +55,7 @@ def test_nothing_is_overwritten_where_a_run_goes_on_or_links_lead_elsewhere(
 
 
 def test_overwriting_does_not_go_with_resuming_or_without_a_folder(tmp_path):
-    with pytest.raises(RecipeError, match="overwrite goes with a folder"):
+    with pytest.raises(RecipeError, match="overwrite needs a folder"):
         PROBLEM.federation(PROBLEM.ferret(), rounds=1).run(overwrite=True)
     refused(
         2,

@@ -93,7 +93,7 @@ def test_what_clients_remember_must_be_there(problem, tmp_path):
         problem.federation(method, out=tmp_path / "run", per_round=5).run(resume=True)
     shutil.rmtree(memory)
     with pytest.raises(
-        FedseedError, match="memory is missing, and with it what clients had yet to send"
+        FedseedError, match="memory is missing: it has what clients keep from round to round"
     ):
         problem.federation(method, out=tmp_path / "run").run(resume=True)
 
@@ -167,7 +167,7 @@ def test_what_does_not_fit_is_refused_and_left_alone(problem, tmp_path):
         method=problem.ferret(global_rate=0.5),
     )
     attempt("another run: seed: 3, 4 here", OrbitError, seed=4)
-    attempt("has 3 rounds, this one is to have 2", RecipeError, rounds=2)
+    attempt("has 3 rounds already, but this run has only 2", RecipeError, rounds=2)
     other = problem.model()
     other[0].bias.data += 1
     with mock.patch.object(problem, "model", lambda: other):
@@ -188,7 +188,7 @@ def test_an_orbit_ahead_of_the_cost_of_its_rounds_is_refused(problem, tmp_path):
     out = tmp_path / "run"
     stop_after(problem.federation(method, out=out, rounds=9, evaluate_every=5), 8)
     (out / "progress.jsonl").unlink()
-    with pytest.raises(FedseedError, match=r"rounds 6 to 8 have cost .* rollback --to 5"):
+    with pytest.raises(FedseedError, match=r"costs of rounds 6 to 8 .* rollback --to 5"):
         problem.federation(method, out=out, rounds=9, evaluate_every=5).run(resume=True)
 
 
@@ -202,7 +202,7 @@ def test_a_federation_runs_once_and_one_process_runs_in_a_folder(problem, tmp_pa
 
     before(federation.hosted, "evaluate", meanwhile)
     federation.run()
-    with pytest.raises(FedseedError, match="make a new one"):
+    with pytest.raises(FedseedError, match="make a new Federation"):
         federation.run(resume=True)
     with pytest.raises(RecipeError, match="needs a folder"):
         problem.federation(problem.ferret()).run(resume=True)
@@ -343,7 +343,7 @@ def test_what_can_not_go_on_says_so_and_is_left_alone(problem, tmp_path):
     attempt("--rounds 2: the run in .* has had 3", rounds=2)
     other = recipe.replace("seed = 3", "seed = 4").replace("rounds = 3", "rounds = 5")
     attempt("another recipe: seed is 3 there, 4 here", rounds=5, recipe_text=other)
-    with pytest.raises(RecipeError, match="extend goes with resume"):
+    with pytest.raises(RecipeError, match="extend needs resume"):
         problem.federation(problem.ferret(), out=out, rounds=5).run(extend=True)
     before = files(out)
     again = problem.federation(problem.ferret(), out=out, rounds=3).run(resume=True, extend=True)
@@ -354,7 +354,11 @@ def test_what_can_not_go_on_says_so_and_is_left_alone(problem, tmp_path):
     edit.compact(tmp_path / "pro" / "model.orbit", tmp_path / "compact.orbit")
     shutil.move(tmp_path / "compact.orbit", tmp_path / "pro" / "model.orbit")
     attempt(
-        "is compacted: a run can't go on from it", OrbitError, fast, out=tmp_path / "pro", rounds=4
+        "is compacted: a run can't continue from it",
+        OrbitError,
+        fast,
+        out=tmp_path / "pro",
+        rounds=4,
     )
 
 

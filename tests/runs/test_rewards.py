@@ -71,17 +71,17 @@ def test_a_function_is_not_run_unasked(place):
     [
         (
             ["method.name=ferret"],
-            "ferret needs gradients, which a reward has not: choose method.name among fedkseed",
+            "ferret needs gradients, but a reward has none: choose method.name among fedkseed",
         ),
-        (["reward.name=exact_match"], "reward: give name or function, one of them"),
-        (["reward={}"], "reward: give name or function, one of them"),
+        (["reward.name=exact_match"], "reward: give either name or function"),
+        (["reward={}"], "reward: give either name or function"),
         (
             ['reward={name="exact_mach"}'],
             r'reward.name = "exact_mach": did you mean exact_match\? choose one',
         ),
         (
             ["reward.function=rewards.py"],
-            'reward.function = "rewards.py": write a file or module and a function',
+            'reward.function = "rewards.py": expected a file or module and a function',
         ),
         (["reward.max_new_tokens=0"], "reward.max_new_tokens = 0"),
         (["reward.temperature=1"], "reward.temperature = 1: unknown key"),

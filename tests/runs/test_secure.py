@@ -169,8 +169,8 @@ def test_whoever_has_nothing_to_send_is_not_told():
 
 LIES = {
     "votes": ("feedsign", 0, 1000, "the sum of the votes is 1,00"),
-    "votes against": ("feedsign", 0, -1000, "which can be 5 at most"),
-    "weight": ("ferret", -1, 1000, "the sum of the weights is 1,004, which can be 5 at most"),
+    "votes against": ("feedsign", 0, -1000, "but can be at most 5"),
+    "weight": ("ferret", -1, 1000, "the sum of the weights is 1,004, but can be at most 5"),
     "less than nothing": ("zo-shared", -1, -8, "the sum of the weights is 18,446,744,073,709,5"),
     "examples": ("ferret-norm", -1, 10**12, "the sum of the weights is 1,000,000,000,"),
     "nobody": ("zo-shared", -1, -4, "the sum of their weights is 0"),
@@ -194,7 +194,7 @@ def test_a_sum_that_no_honest_clients_have_is_not_taken(lie, monkeypatch):
     found = ran(METHODS[name], SUMS)
     (refused,) = [one for line in found.result.metrics for one in line.get("not_taken") or ()]
     assert refused["round"] == 2 and why in refused["reason"]
-    assert any("round 2: the step is not taken" in text and why in text for text in told)
+    assert any("round 2: the step was not applied" in text and why in text for text in told)
 
 
 @pytest.mark.parametrize("name", ["feedsign", "zo-shared"])
@@ -258,12 +258,12 @@ secure_sums = {threshold = 3}
         ("method={name='zo-fedsgd'}", r'zo-fedsgd: seeds = "own".*set method.seeds = "shared"'),
         ("method={name='ferret'}", r'ferret: seeds = "per-client".*set method.seeds = "shared"'),
         ("method={name='fedkseed',importance=true}", "importance = true needs every single pair"),
-        ("method={name='fedavg'}", "fedavg: its steps are no sums of vectors of one length"),
+        ("method={name='fedavg'}", "fedavg: its steps are not sums of vectors of equal length"),
         (
             "method={name='fedmezo'}",
             r'fedmezo: seeds = "own" with travel = "pairs".*set method.seeds = "shared"',
         ),
-        ("method={name='fedmezo',travel='tensors'}", "fedmezo: its steps are no sums"),
+        ("method={name='fedmezo',travel='tensors'}", "fedmezo: its steps are not sums"),
         (
             "secure_sums.threshold=6",
             r"threshold = 6: a round has 5 clients \(federation.per_round\)",
@@ -305,16 +305,16 @@ def test_a_client_needs_the_key_that_the_recipe_has(tmp_path):
     ]
     assert list(found) == ["a", "c"] and read_identities(plain, names, None) == {}
     for recipe, clients, file, why in (
-        (checked, ["a"], None, "where is the private key of a.*--identity FILE"),
+        (checked, ["a"], None, "the private key of a is missing.*--identity FILE"),
         (
             checked,
             ["a"],
             tmp_path / "b.pem",
-            "it is not the key that secure_sums.identities has for a",
+            "does not belong to a's public key in secure_sums.identities",
         ),
         (checked, ["a"], tmp_path / "a.pem.pub", "--identity .*not a private key in PEM form"),
         (checked, ["d"], tmp_path / "a.pem", "d has no key there"),
-        (plain, ["a"], tmp_path / "a.pem", "the recipe has nobody's public key"),
+        (plain, ["a"], tmp_path / "a.pem", "the recipe has no public keys"),
     ):
         with pytest.raises(RecipeError, match=why):
             read_identities(recipe, clients, file)

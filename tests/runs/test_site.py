@@ -102,8 +102,12 @@ def test_a_folder_a_table_and_a_file_to_evaluate_on(tmp_path):
 @pytest.mark.parametrize(
     ("name", "files", "said"),
     [
-        ("north", ["nroth", "south"], "but nroth: is that the one? It has nroth, south"),
-        ("north", ["North", "south"], "but North: is that the one?"),
+        (
+            "north",
+            ["nroth", "south"],
+            "but it has nroth: is this the right one? The folder has nroth, south",
+        ),
+        ("north", ["North", "south"], "but it has North: is this the right one?"),
         ("north", ["south"], "it has south"),  # the only file is somebody else's, too
         ("Zürich", [normalize("NFD", "Zürich"), "Bern"], r"(NFD there, NFC here): rename it"),
         (normalize("NFD", "Zürich"), ["Zürich"], r"(NFC there, NFD here): rename it"),
@@ -127,7 +131,9 @@ def test_a_folder_without_a_file_of_the_clients_name_is_refused(name, files, sai
             Loading(settings, [name], own_data=OwnData(tmp_path / "sites"))
         else:
             settings.task.load_own(name, OwnData(tmp_path / "sites"), alone=False)
-    assert said in str(error.value) and "Nobody else's file is taken" in str(error.value)
+    assert said in str(error.value) and "fedseed does not use another client's file" in str(
+        error.value
+    )
     write_lines(tmp_path / "sites" / f"{name}.jsonl", FORMS["instruction"])
     if "/" not in files[0]:
         mine = Loading(settings, [name], own_data=OwnData(tmp_path / "sites")).data
@@ -137,7 +143,7 @@ def test_a_folder_without_a_file_of_the_clients_name_is_refused(name, files, sai
 @pytest.mark.parametrize(
     ("clients", "own", "text"),
     [
-        (["north"], None, "north: where is its data"),
+        (["north"], None, "north: the path of its data is missing"),
         (["north"], OwnData(Path("no.jsonl")), '"no.jsonl"'),
         (
             ["west"],
@@ -148,7 +154,7 @@ def test_a_folder_without_a_file_of_the_clients_name_is_refused(name, files, sai
         (
             ["north", "south"],
             OwnData(Path(), Path("x.jsonl")),
-            "--evaluation-file: for one --client",
+            "--evaluation-file: can only be used with one --client",
         ),
     ],
 )
@@ -222,10 +228,10 @@ def test_files_that_nobody_sees_all_of_need_a_list(path, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "north.jsonl").write_text("{}")
     checked = parties({"path": path}, start_with=3)
-    with pytest.raises(RecipeError, match=r"who takes part is not said"):
+    with pytest.raises(RecipeError, match=r"does not say which clients take part"):
         names_beforehand(checked)
     # before anything is asked of a server
-    with pytest.raises(RecipeError, match=r"who takes part is not said"):
+    with pytest.raises(RecipeError, match=r"does not say which clients take part"):
         coordinate(checked, "run", None, tmp_path / "run")
 
 
@@ -256,5 +262,5 @@ def test_in_one_process_the_folder_has_all_parties(tmp_path):
         RecipeError, match=r"data of d: .*: the folder has no file or folder of this name"
     ):
         load_data(parties(task, clients=["a", "d"]))
-    with pytest.raises(RecipeError, match=r"a: where is its data"):
+    with pytest.raises(RecipeError, match=r"a: the path of its data is missing"):
         load_data(parties(clients=["a"]))

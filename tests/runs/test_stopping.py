@@ -132,7 +132,7 @@ def test_what_there_is_nothing_to_stop_by_is_said(problem):
     federation = problem.federation(problem.ferret(), patience=2)
     with pytest.raises(
         RecipeError,
-        match='stopping: patience = 2, but the evaluation measures no "validation_loss"',
+        match='stopping: patience = 2, but the evaluation does not measure "validation_loss"',
     ):
         federation.run()
 

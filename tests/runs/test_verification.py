@@ -215,13 +215,13 @@ def test_a_vote_within_the_noise_of_zero_may_be_either(tmp_path):
     "method, settings, why",
     [
         (FeedSign(**QUICK, epsilon=1.0), {}, "noise is secret"),
-        (FedAvg(), {}, "FeedSign's, ZO-FedSGD's, FedKSeed's and Ferret's can"),
+        (FedAvg(), {}, "those of FeedSign, ZO-FedSGD, FedKSeed and Ferret can"),
         (Subspace(training=PLAIN_STEPS), {}, "method.up_bits = 1"),
         (Subspace(up_bits=32), {}, 'method.training.optimizer = "adamw"'),
         (
             FeedSign(**QUICK),
             {"secure_sums": SecureSums(threshold=2)},
-            "never has a single client's answer",
+            "never sees a single client's answer",
         ),
         (ZOFedSGD(**QUICK, normalize="ranks", population=2), {}, "method.normalize"),
     ],

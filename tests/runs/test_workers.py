@@ -95,7 +95,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_run_has_the_same_bits(tmp_p
 
     before(run.coordinator, "open", kill_once)
     assert left_by(run.run().folder) == whole
-    said = [text for text in heard.warnings if "another takes its place" in text]
+    said = [text for text in heard.warnings if "another worker takes over" in text]
     assert len(said) == 1 and said[0].startswith("worker 1 died (killed by SIGKILL")
     assert all(seat.process.exitcode is not None for seat in run.team.seats)
 
@@ -133,9 +133,9 @@ def test_a_worker_with_another_base_is_refused():
 
 
 def test_numbers_that_make_no_sense():
-    with pytest.raises(RecipeError, match="workers = 0: at least 1"):
+    with pytest.raises(RecipeError, match="workers = 0: must be at least 1"):
         workers("ferret", 0)
-    with pytest.raises(RecipeError, match="threads = 0: at least 1"):
+    with pytest.raises(RecipeError, match="threads = 0: must be at least 1"):
         federation("ferret", threads=0)
 
 

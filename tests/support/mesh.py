@@ -131,5 +131,5 @@ class Nodes:
                         MessageKind.UPDATE, self.method.code, number, node, payload
                     ).encode()
                     coordinator.receive(update, node)
-            worker.apply(coordinator.close())
+            worker.apply(coordinator.close().encode())
         return worker.space.digest()

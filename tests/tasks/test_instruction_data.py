@@ -124,7 +124,7 @@ def test_gsm8ks_test_file_is_evaluated_on(instruction_data):
     for path in (folder, folder / "train.jsonl"):
         with pytest.raises(
             RecipeError,
-            match=r"the folder has no test.jsonl; give the folder with train.jsonl and te",
+            match=r"the folder does not have test.jsonl; give the folder with train.jsonl and te",
         ):
             load("gsm8k", path)
 
@@ -144,12 +144,12 @@ def test_settings_that_all_share(name, instruction_data):
     assert sum(len(c.examples) for c in few.clients) == 20 and len(few.evaluation[""]) == 1
     assert few.validation == data.validation  # fewer training examples leave the rest as it was
     with pytest.raises(
-        RecipeError, match=r'evaluate_on = "validation": task.validation = 0 keeps no example'
+        RecipeError, match=r'evaluate_on = "validation": task.validation = 0 leaves no examples'
     ):
         load(name, path, evaluate_on="validation", validation=0.0)
     with pytest.raises(
         RecipeError,
-        match=r'partition.field = "colour": "[a-z0-9-]+" has ("[a-z]+"|no field to deal)',
+        match=r'partition.field = "colour": "[a-z0-9-]+" has ("[a-z]+"|no fields for a partition)',
     ):
         load(name, path, partition=ByField(field="colour"))
     assert len(load(name, path, clients=2, partition=Quantity()).clients) == 2
@@ -164,7 +164,7 @@ def test_what_can_not_be_found_says_what_to_give(tmp_path, monkeypatch):
     with pytest.raises(RecipeError, match=r"no such file or folder here.*pip install '.\[hub\]'"):
         load("gsm8k", "someone/somewhat")
     (tmp_path / "train-00000-of-00001.parquet").write_bytes(b"")
-    with pytest.raises(RecipeError, match=r"parquet files are read by the datasets library"):
+    with pytest.raises(RecipeError, match=r"reading parquet files needs the datasets library"):
         load("gsm8k", tmp_path)
 
 

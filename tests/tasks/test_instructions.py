@@ -68,5 +68,5 @@ def test_families_are_named_and_asked_in_another_form():
     ):
         with pytest.raises(RecipeError, match=problem):
             InstructionsTask(families=wrong).load()
-    with pytest.raises(RecipeError, match="60 families are needed, there are 3"):
+    with pytest.raises(RecipeError, match="60 families are needed, but there are only 3"):
         task.model_copy(update={"clients": 60}).load()

@@ -167,7 +167,7 @@ def test_answers_marked_as_not_learnt_carry_no_loss(skip, keep):
     assert texts == ["two"] and "WRONG" not in chat_tokenizer("qwen2").decode(item.ids)
     texts, items, notes = learnt(marked(user, ("assistant", "WRONG", skip)))
     assert (texts, items) == ([], [])
-    assert notes == ["1 examples left out (all answers are marked not to be learnt)"]
+    assert notes == ["1 examples left out (all answers are marked as not to be learnt)"]
 
 
 def test_marks_of_sharegpt_and_of_the_plain_form():
@@ -206,9 +206,15 @@ def test_marks_hold_where_a_template_marks_its_answers():
 @pytest.mark.parametrize(
     ("mark", "message"),
     [
-        ({"weight": 0.5}, r'messages\[1\]: "weight" = 0.5: 1 or true \(learnt\), 0 or false'),
-        ({"train": "no"}, r'"train" = \'no\': 1 or true'),
-        ({"train_detail": [{"begin_offset": 0}]}, r'"train_detail": parts of a message'),
+        (
+            {"weight": 0.5},
+            r'messages\[1\]: "weight" = 0.5: expected 1 or true \(learn it\), 0 or false',
+        ),
+        ({"train": "no"}, r'"train" = \'no\': expected 1 or true'),
+        (
+            {"train_detail": [{"begin_offset": 0}]},
+            (r'"train_detail": fedseed can.t learn single parts'),
+        ),
     ],
 )
 def test_marks_that_say_something_else_are_refused(mark, message):

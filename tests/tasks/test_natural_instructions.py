@@ -69,7 +69,7 @@ def test_what_is_left_out_is_counted(natural_instructions):
     )
     assert "12 of 70 instances left out (input of 1,024 characters or more)" in train
     assert "1 of 2 tasks left out" in test and "7 of 10 instances left out" in test
-    refused("nothing is left of the data .*3 of 3 tasks left out", folder, max_input_chars=1)
+    refused("no usable data is left .*3 of 3 tasks left out", folder, max_input_chars=1)
 
 
 def test_some_clients_and_a_validation_set(natural_instructions):
@@ -90,9 +90,9 @@ def test_some_clients_and_a_validation_set(natural_instructions):
     assert not held & {e.prompt for e in kept.validation} and kept.evaluation == some.evaluation
     chosen = load(folder, clients=3, validation=0.25, evaluate_on="validation")
     assert chosen.evaluation == {"": kept.validation}
-    refused("task.clients = 9: there are 8 train tasks", folder, clients=9)
-    refused("task.validation = 0 keeps no example", folder, evaluate_on="validation")
-    refused("a client has no example left", folder, validation=0.99)
+    refused("task.clients = 9: there is only data for 8 train tasks", folder, clients=9)
+    refused("task.validation = 0 leaves no examples", folder, evaluate_on="validation")
+    refused("leaves a client without examples", folder, validation=0.99)
 
 
 def test_missing_and_unreadable_files_are_named(natural_instructions, tmp_path):

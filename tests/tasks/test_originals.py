@@ -164,7 +164,7 @@ def test_a_class_with_few_rows_gives_what_it_has(original):
     few = "Description 6, Entity 6, Expression 6, Human 6, Location 5, Number 5"
     assert f"(fewer than 2 x 4 rows: {few})" in data.notes[0]
     (folder / "train_5500.label").write_text("DESC:x Why ?\n")
-    with pytest.raises(RecipeError, match=r"no row of the train file has class 1 \(Entity\)"):
+    with pytest.raises(RecipeError, match=r"the train file has no row of class 1 \(Entity\)"):
         task("trec", folder, k=4).load()
 
 
@@ -179,7 +179,7 @@ def test_csv_files_without_a_header(name, tmp_path):
     with pytest.raises(RecipeError, match=r"train.csv line 2: \"label\" = '7': "):
         first(name, tmp_path, "0,a\n7,b\n", "train.csv")
     with pytest.raises(
-        RecipeError, match=r"train.csv line 1: 3 columns, where 2 are expected: label, text"
+        RecipeError, match=r"train.csv line 1: found 3 columns, expected 2: label, text"
     ):
         first(name, tmp_path, "0,a,b\n", "train.csv")
 
@@ -188,17 +188,17 @@ WRONG = [
     (
         "rte",
         '{"premise": "a", "hypothesis": "b", "label": "maybe"}',
-        "line 1: \"label\" = 'maybe': entailment, not_e",
+        "line 1: \"label\" = 'maybe': expected entailment, not_e",
     ),
     (
         "boolq",
         '{"passage": "a", "question": "b", "label": "perhaps"}',
-        "false, true, 0 or 1 is expected",
+        "expected false, true, 0 or 1",
     ),
     (
         "wsc",
         '{"text": "a", "target": "He", "label": true}',
-        "\"target\" = 'He': a JSON object is expected",
+        "\"target\" = 'He': expected a JSON object",
     ),
     (
         "wsc",
@@ -208,7 +208,7 @@ WRONG = [
     (
         "multirc",
         '{"passage": {"text": "a", "questions": [{"question": "b", "answers": [3]}]}}',
-        r"passage: questions\[0\]: answers\[0\]: a JSON object is expected, not 3",
+        r"passage: questions\[0\]: answers\[0\]: expected a JSON object, not 3",
     ),
     (
         "copa",
@@ -223,14 +223,14 @@ WRONG = [
     (
         "record",
         '{"passage": {"text": "abc", "entities": [{"start": 0, "end": 3}]}, "qas": [{}]}',
-        "0 to 3 is no part",
+        "0 to 3 is outside",
     ),
     (
         "record",
         '{"passage": {"text": "abc", "entities": []}, "qas": [{"query": "", "answers": []}]}',
-        "no row that",
+        "no usable row",
     ),
-    ("squad", "[]", "train-v1.1.json: a JSON object is expected"),
+    ("squad", "[]", "train-v1.1.json: expected a JSON object"),
     (
         "squad",
         '{"data": [{"title": "a", "paragraphs": [{"qas": [{}]}]}]}',
@@ -244,10 +244,10 @@ WRONG = [
     (
         "sst5",
         "3 It works",
-        r"train.txt line 1: a tree is expected, such as \(3 \(2 It\) \(4 works\)\)",
+        r"train.txt line 1: expected a tree, such as \(3 \(2 It\) \(4 works\)\)",
     ),
-    ("trec", "DESC How", "line 1: class, colon, finer class and a question are expected"),
-    ("trec", "ODD:x How", "\"label\" = 'ODD': DESC, ENTY"),
+    ("trec", "DESC How", "line 1: expected a class, a colon, a finer class and a question"),
+    ("trec", "ODD:x How", "\"label\" = 'ODD': expected DESC, ENTY"),
     ("sst2-mask", f"sentence\tlabel\na {MASK} b\t1", "line 2: its text has <mask> in it"),
 ]
 
@@ -262,7 +262,9 @@ def test_a_missing_file_is_named_with_what_to_do(original):
     folder = original("cb")
     found = task("cb", folder)
     (folder / found.train_files[0]).unlink()
-    with pytest.raises(RecipeError, match=rf"the folder has no {found.train_files[0]}.*; give "):
+    with pytest.raises(
+        RecipeError, match=rf"the folder does not have {found.train_files[0]}.*; give "
+    ):
         found.load()
 
 

@@ -83,7 +83,7 @@ def test_one_file_is_dealt(tmp_path):
         for c in skewed.clients
         for e, label in zip(c.examples, c.labels, strict=True)
     )
-    with refused(r"dirichlet.*name its field with task.label_field"):
+    with refused(r"dirichlet.*name its field in task.label_field"):
         load(path, partition=Dirichlet())
     with refused(r'line \d+: no "city"'):
         load(path, partition=ByField(field="city"))
@@ -122,10 +122,10 @@ def test_labels_are_chosen_among_all_of_them(tmp_path):
     assert [(e.options, e.gold) for e in given.clients[1].examples] == [
         ((" good", " fair", " bad"), 2)
     ] * 3
-    with refused(r"bert.jsonl line 1, .*: \"label\" = 'bad': task.labels has good, fair"):
+    with refused(r"bert.jsonl line 1, .*: \"label\" = 'bad': not in task.labels \(good, fair"):
         load(folder, labels=["good", "fair"])
     (folder / "bert.jsonl").unlink()
-    with refused("anna.jsonl line 1: all labels are 'good'; there must be two"):
+    with refused("anna.jsonl line 1: all labels are 'good'; at least two"):
         load(folder)
 
 
@@ -137,12 +137,12 @@ WRONG = [
         r"anna.jsonl line 2: not valid JSON: Expecting value at column 1; each line must be one "
         r"JSON object",
     ),
-    ([GOOD, "", '["p"]'], r"anna.jsonl line 3: a JSON object is expected, not \['p'\]"),
+    ([GOOD, "", '["p"]'], r"anna.jsonl line 3: expected a JSON object, not \['p'\]"),
     ([GOOD, '{"prompt": "p"}'], r'anna.jsonl line 2: no "completion"'),
-    ([GOOD, '{"prompt": "p", "completion": 7}'], r'line 2: "completion" = 7: text is expected'),
+    ([GOOD, '{"prompt": "p", "completion": 7}'], r'line 2: "completion" = 7: expected text'),
     (
         ['{"question": "q", "reply": "r"}'],
-        r"line 1: it has question, reply, which is none of the known forms: prom",
+        r"line 1: its fields \(question, reply\) are not one of the known forms: prom",
     ),
     (
         [GOOD, '{"text": "t", "label": "l"}'],
@@ -150,31 +150,31 @@ WRONG = [
     ),
     (
         [CHAT % '[{"role": "user", "content": "x"}]'],
-        r'line 1: "messages" has no message of the assistant',
+        r'line 1: "messages" has no assistant message',
     ),
     (
         [CHAT % '[{"role": "bot", "content": "x"}]'],
-        r"messages\[0\]: \"role\" = 'bot': one of system, user",
+        r"messages\[0\]: \"role\" = 'bot': expected one of system, user",
     ),
     (
         [CHAT % '[{"role": "user", "content": [{"type": "image_url"}]}]'],
-        r"\"type\" = 'image_url': only parts",
+        r"\"type\" = 'image_url': fedseed can learn only",
     ),
-    ([CHAT % '"[{"'], r'"messages" is no valid JSON'),
+    ([CHAT % '"[{"'], r'"messages" is not valid JSON'),
     (
         [
             CHAT % '[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '
             '"{"}}]}]'
         ],
-        r'tool_calls\[0\]: function: "arguments" is no JSON',
+        r'tool_calls\[0\]: function: "arguments" is not valid JSON',
     ),
     (
         ['{"conversations": [{"from": "cat", "value": "x"}]}'],
-        r"\[0\]: \"from\" = 'cat': one of system, human",
+        r"\[0\]: \"from\" = 'cat': expected one of system, human",
     ),
     (
         ['{"text": "t", "label": 0.5}'],
-        r'line 1: "label" is a number with a fraction, a score and no class: task.score_field',
+        r'line 1: "label" is a number with a fraction, so it looks like a score: .*score_field',
     ),
 ]
 
@@ -209,10 +209,10 @@ def test_what_a_path_may_be(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "data.xlsx").write_text("a,b")
     folder = write_clients(tmp_path / "own", anna=pairs(3))
-    alone = ": task.path = .* is a folder, and each file in it is a client"
+    alone = ": task.path = .* is a folder in which each file is a client"
     for path, settings, message in (
-        (tmp_path / "empty", {}, r"has no file for a client \(it has nothing\)"),
-        (tmp_path / "data.xlsx", {}, "data.xlsx: a file that ends in .jsonl, .csv, .* is expected"),
+        (tmp_path / "empty", {}, r"has no client's file \(it has nothing\)"),
+        (tmp_path / "data.xlsx", {}, "data.xlsx: expected a file that ends in .jsonl, .csv"),
         (
             tmp_path / "nowhere",
             {},
@@ -229,7 +229,7 @@ def test_what_a_path_may_be(tmp_path):
         (
             folder,
             {"evaluation": 0.0},
-            "nothing is held out to evaluate on; raise task.evaluation, or give",
+            "there are no held-out examples to evaluate on; raise task.evaluation, or give",
         ),
     ):
         with refused(message):
@@ -281,10 +281,10 @@ def test_the_same_rows_in_every_format_are_the_same_examples(tmp_path, name):
     [
         (
             "prompt,completion\na,b\nc\n",
-            r"t.csv line 3: 1 columns, where 2 are expected: prompt, completion",
+            r"t.csv line 3: found 1 columns, expected 2: prompt, completion",
         ),
         ('prompt,completion\na,"b\nc', r"t.csv line 2: not valid CSV: unexpected end of data"),
-        ("prompt,completion\n", r"t.csv: none of its examples has anything to answer"),
+        ("prompt,completion\n", r"t.csv: none of its examples has an answer"),
     ],
 )
 def test_what_is_wrong_in_a_table(tmp_path, text, message):
@@ -298,7 +298,7 @@ def test_a_damaged_parquet_file_and_one_without_its_library(tmp_path, monkeypatc
     with refused(r"t.parquet: not a parquet file, or damaged"):
         load(tmp_path / "t.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with refused(r"read by pyarrow: pip install '\.\[parquet\]'"):
+    with refused(r"needs pyarrow: pip install '\.\[parquet\]'"):
         load(tmp_path / "t.parquet")
 
 
@@ -314,8 +314,10 @@ def test_saved_data_sets_and_their_parts(tmp_path):
     )
     data = load(tmp_path / "parts", evaluation_split="test")
     assert len(data.evaluation[""]) == 3 and sum(len(c.examples) for c in data.clients) == 20
-    assert data.notes[-1].startswith("3 of 3 held-out examples are in the training data, too: ")
-    with pytest.raises(RecipeError, match=r'it has no part "dev" \(task.split\), but train, test'):
+    assert data.notes[-1].startswith("3 of 3 held-out examples are also in the training data: ")
+    with pytest.raises(
+        RecipeError, match=r'it has no part "dev" \(task.split\); its parts are train, test'
+    ):
         load(tmp_path / "parts", split="dev")
     (tmp_path / "sites").mkdir()
     for site in ("north", "south"):
@@ -348,15 +350,18 @@ def test_a_folder_for_each_client(tmp_path):
     data = task.load()
     assert task.client_names() == [c.name for c in data.clients] == ["anna", "bert"]
     assert [len(c.examples) for c in data.clients] == [9, 9] and len(data.evaluation[""]) == 2
-    assert data.notes[0] == "left aside, for it is no client's: settings.json"
+    assert data.notes[0] == "not used, because it is no client's data: settings.json"
     only = task.load_part(["bert"], evaluate=False)
     assert [(c.name, c.examples) for c in only.clients] == [("bert", data.clients[1].examples)]
     write_lines(tmp_path / "cem.jsonl", ROWS)  # files go first, and what is left aside is said
     assert task.client_names() == ["cem"]
-    assert task.load().notes[0] == "left aside, for it is no client's: anna, bert, settings.json"
+    assert (
+        task.load().notes[0]
+        == "not used, because it is no client's data: anna, bert, settings.json"
+    )
     write_table(tmp_path / "cem.csv", ROWS)
     with pytest.raises(
-        RecipeError, match=r'two files are for the client "cem": cem.csv, cem.jsonl'
+        RecipeError, match=r'two files are named like the client "cem": cem.csv, cem.jsonl'
     ):
         task.load()
 
@@ -364,7 +369,7 @@ def test_a_folder_for_each_client(tmp_path):
 def test_a_party_alone_does_not_know_all_labels(tmp_path):
     """What else its own data may be: tests/runs/test_site.py."""
     write_lines(tmp_path / "l.jsonl", [{"text": f"t {i}", "label": "ab"[i % 2]} for i in range(8)])
-    with pytest.raises(RecipeError, match=r"task.labels: not set; name all labels"):
+    with pytest.raises(RecipeError, match=r"task.labels: not set; list all labels"):
         FilesTask(path=f"{tmp_path}/l.jsonl").load_party("own")
     labelled = FilesTask(path=f"{tmp_path}/l.jsonl", labels=["b", "a", "c"]).load_party("own")
     assert labelled.clients[0].examples[0].options == (" b", " a", " c")
@@ -380,7 +385,7 @@ def test_fields_may_be_called_otherwise_in_the_data(tmp_path):
     assert example(tmp_path, row, fields=fields) == Example("P", "R")
     with pytest.raises(
         RecipeError,
-        match=r'line 1, .* line 2: no "reply", which task.fields takes for "completion"',
+        match=r'line 1, .* line 2: no "reply", which task.fields names for "completion"',
     ):
         example(tmp_path, row, fields={"prompt": "question", "completion": "reply"})
 
@@ -457,12 +462,12 @@ def test_all_bad_lines_are_in_one_report(tmp_path):
     with pytest.raises(RecipeError) as caught:
         load(tmp_path)
     text = str(caught.value)
-    assert text.startswith('6 bad lines (task.on_bad_line = "skip" leaves them out): ')
+    assert text.startswith('6 bad lines (task.on_bad_line = "skip" ignores them): ')
     for part in (
         'anna.jsonl line 21: no "completion"',
         "line 22: not valid JSON",
         'line 23: "completion" = null',
-        "line 24: a JSON object",
+        "line 24: expected a JSON object",
         "line 25: it has text, but",
         "; and 1 more",
     ):
@@ -485,7 +490,7 @@ def test_held_out_examples_that_are_in_the_training_data_are_named(tmp_path):
     write_lines(tmp_path / "test.jsonl", test)
     data = load(tmp_path / "train.jsonl", evaluation_file=str(tmp_path / "test.jsonl"))
     found = data.notes[-1]
-    assert found.startswith("2 of 3 held-out examples are in the training data, too: ")
+    assert found.startswith("2 of 3 held-out examples are also in the training data: ")
     assert f"{tmp_path}/test.jsonl line 2 is {tmp_path}/train.jsonl line 4; " in found
     assert found.endswith(f"{tmp_path}/test.jsonl line 3 is {tmp_path}/train.jsonl line 8")
     write_lines(tmp_path / "test.jsonl", test[:1])

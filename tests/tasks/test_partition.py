@@ -70,9 +70,7 @@ def test_minimum_is_kept_or_explained():
         r"alpha",
     ):
         Dirichlet(alpha=0.1, minimum=40).deal(labels[:500], 12, 2)
-    with pytest.raises(
-        RecipeError, match="clients = 30: 20 examples are not enough for at least 1 each"
-    ):
+    with pytest.raises(RecipeError, match="clients = 30: 20 examples are not enough for 1 each"):
         IID().deal([0] * 20, 30, 1)
 
 

@@ -61,8 +61,11 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path):
     path = folder / "data_batch_4.bin"
     good = path.read_bytes()
     for content, problem in (
-        (good[:3072], ": 3,072 bytes are not whole records of 3,073"),
-        (good[:3073] + b"\x0a" + good[3074:], " record 2: class is a number from 0 to 9, not 10"),
+        (good[:3072], ": 3,072 bytes are not a whole number of records of 3,073"),
+        (
+            good[:3073] + b"\x0a" + good[3074:],
+            " record 2: class is 10, but must be a number from 0 to 9",
+        ),
         (None, ": can't be read: No such file"),
     ):
         path.unlink() if content is None else path.write_bytes(content)

@@ -102,16 +102,19 @@ def test_instructions_are_put_into_the_template():
             r'fields = \{prompt = "question"\}',
         ),
         ({"chosen": "b", "rejected": "c"}, "do not begin with the same words"),
-        ({"prompt": "a", "chosen": "b", "rejected": 3}, '"rejected" = 3: text is expected'),
-        ({"prompt": "a", "chosen": None, "rejected": "c"}, '"chosen" = null: text is expected'),
+        ({"prompt": "a", "chosen": "b", "rejected": 3}, '"rejected" = 3: expected text'),
+        ({"prompt": "a", "chosen": None, "rejected": "c"}, '"chosen" = null: expected text'),
         ({"chosen": [USER, RIGHT], "rejected": [AGAIN, WRONG]}, "begin differently"),
         ({"prompt": [USER], "chosen": [AGAIN], "rejected": [WRONG]}, "begin differently"),
         ({"chosen": [RIGHT], "rejected": [WRONG]}, '"prompt" needs a message'),
-        ({"chosen": [USER, RIGHT], "rejected": [USER, AGAIN]}, '"rejected" one of the assistant'),
-        ({"chosen": [], "rejected": [USER, WRONG]}, "need a message each"),
+        (
+            {"chosen": [USER, RIGHT], "rejected": [USER, AGAIN]},
+            ('"rejected" must end with one of the assistant'),
+        ),
+        ({"chosen": [], "rejected": [USER, WRONG]}, "each need a message"),
         (
             {"prompt": "Be kind.", "chosen": [USER, RIGHT], "rejected": [USER, WRONG]},
-            '"prompt" is not in the messages',
+            '"prompt" is not among the messages',
         ),
     ],
 )
@@ -127,7 +130,7 @@ def test_pairs_that_say_nothing_are_counted():
     found, notes = examples_in({"n": [same, repeated], "m": [chats, CHATS[0]]})
     assert (len(found["n"]), len(found["m"])) == (1, 1)
     assert any("2 examples left out (the chosen and the rejected answer are" in n for n in notes)
-    assert any('1 pairs have their prompt in "chosen" and "rejected" once more' in n for n in notes)
+    assert any('1 pairs repeat their prompt in "chosen" and "rejected"' in n for n in notes)
 
 
 def test_a_recipe_may_learn_the_chosen_answers_as_they_are(tmp_path):
@@ -139,8 +142,10 @@ def test_a_recipe_may_learn_the_chosen_answers_as_they_are(tmp_path):
     data = FilesTask(path=path, clients=1, evaluation=0.25, beta=0.5).load()
     assert {type(one) for one in data.clients[0].examples} == {Preference}
     assert (data.beta, data.scores) == (0.5, ())
-    assert data.notes[0].endswith("rejected ones: DPO, task.beta = 0.5")
-    with pytest.raises(RecipeError, match=r"task.beta = 0.5: it is for preferences, and the data"):
+    assert data.notes[0].endswith("rejected answers: DPO, task.beta = 0.5")
+    with pytest.raises(
+        RecipeError, match=r"task.beta = 0.5: beta is for preferences, but the data"
+    ):
         chosen.model_copy(update={"beta": 0.5}).load()
 
 

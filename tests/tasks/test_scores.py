@@ -24,12 +24,12 @@ def test_a_column_of_a_table_is_predicted_if_the_recipe_says_so(tmp_path):
     expected = {"a man rides": 0.25, "a dog runs": 3.8, "the sea": 4.0, "a tree": 1.0}
     assert {one.text: one.value for one in everything(data)} == expected
     assert data.scores == () and data.notes[0] == "1 examples left out (no score)"
-    assert 'the number in "label" is predicted (regression)' in data.notes
+    assert 'the model learns to predict the number in "label" (regression)' in data.notes
     with pytest.raises(
-        RecipeError, match=r'score and no class: task\.score_field = "label" learns'
+        RecipeError, match=r'looks like a score: to predict it, set task\.score_field = "label"'
     ):
         task.model_copy(update={"score_field": None}).load()
-    with pytest.raises(RecipeError, match="a number is predicted, or a label: give one"):
+    with pytest.raises(RecipeError, match="predicts either a number or a label: give only one"):
         task.model_copy(update={"labels": ["1", "2"]}).load()
 
 
@@ -60,14 +60,14 @@ def test_numbers_as_tables_write_them(text, value):
     [
         (
             {"text": "a", "label": "1,234"},
-            r"decimal comma, or one between thousands\? Write 1\.234",
+            r"decimal comma, or does it separate thousands\? Write 1\.234",
         ),
-        ({"text": "a", "label": "good"}, '"label" = good: a number is expected'),
-        ({"text": "a", "label": True}, '"label" = True: a number is expected'),
-        ({"text": "a", "label": "inf"}, '"label" = inf: a number is expected'),
+        ({"text": "a", "label": "good"}, '"label" = good: expected a number'),
+        ({"text": "a", "label": True}, '"label" = True: expected a number'),
+        ({"text": "a", "label": "inf"}, '"label" = inf: expected a number'),
         ({"text": "a", "score": 1.0}, 'no "label", which task.score_field names'),
-        ({"label": 1.0}, 'no "text" of which "label" could be predicted; task.fields says which'),
-        ({"chosen": "a", "rejected": "b", "label": 1.0}, 'no "text" of which'),
+        ({"label": 1.0}, 'no "text" to predict "label" from; name the text.s field in task.fields'),
+        ({"chosen": "a", "rejected": "b", "label": 1.0}, 'no "text" to predict'),
     ],
 )
 def test_what_is_no_score_is_named(row, message):
@@ -79,8 +79,8 @@ def test_a_score_beside_a_text_is_never_taken_for_what_is_learnt():
     """Corpora have one of quality; a row with two texts is no corpus."""
     found, notes = examples_in({"n": [{"text": "a", "score": 2.5}]})
     assert found["n"] == [Example("", "a")]
-    assert '1 texts have a "score" beside them, which is not learnt' in notes[0]
-    with pytest.raises(RecipeError, match=r'each text, task\.score_field = "score"'):
+    assert '1 texts have a "score", which is not used' in notes[0]
+    with pytest.raises(RecipeError, match=r'each text, set task\.score_field = "score"'):
         examples_in({"n": [{"text": "a", "text_pair": "b", "score": 2.5}]})
 
 

@@ -378,5 +378,5 @@ async def test_nobody_is_attached_to_anothers_process(room):
     host_of = talk.roster.host_of
     assert (host_of("mallory"), host_of("bed 2")) == ("mallory", "bed1")
     assert talk.session.rejected.counts() == {
-        "mallory": {"it names a process that has another key": 1}
+        "mallory": {"it names a process with a different key": 1}
     }

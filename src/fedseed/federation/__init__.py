@@ -1,8 +1,8 @@
 """A coordinator, its clients, and the rounds they run.
 
-    coordinator/   picks clients, asks them, checks and combines their answers; free of torch
+    coordinator/   picks clients, asks them, checks and combines their answers; imports no torch
     client/        holds the model, trains, and answers
 
-They import nothing of each other. What both need lies beside them: messages, the protocol, large
-messages, fingerprints, costs. Import modules by name.
+The two do not import each other. Modules that both need are next to them: messages, the protocol,
+large messages, fingerprints, costs. Import modules by name.
 """

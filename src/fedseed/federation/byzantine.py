@@ -1,6 +1,6 @@
 """Byzantine clients of a simulated round.
 
-They keep to the protocol: each lie is an encoded update. A client that lies alone changes its own
+They follow the protocol: each lie is an encoded update. A client that lies alone changes its own
 honest update (`fedseed.attacks.updates.alone`). Clients that know all honest updates decode them,
 as the coordinator would, and agree on one vector.
 """
@@ -26,17 +26,20 @@ from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.federation.messages import Message
 from fedseed.methods.payload import LARGEST, DecodeContext
 
-_SAFETY = 0.99  # share of the largest accepted size
+_SAFETY = 0.99  # lies have this share of the largest accepted size
 
 
 @dataclass
 class Byzantine:
-    """The Byzantine clients of a simulation. Raises ValueError if the method has no such attack."""
+    """The Byzantine clients of a simulation. Raises ValueError if the attack does not exist for the
+    method.
+    """
 
-    coordinator: Coordinator  # the run's; its bounds and state are known to everybody
-    kind: AttackKind  # "labels" acts through the attackers' data
-    attackers: Set[int]  # their numbers
-    # z of "alie", epsilon of "inner-product", the factor of "claims"; None: the default
+    coordinator: Coordinator  # the run's coordinator; the attackers know its bounds and state
+    kind: AttackKind  # "labels" changes only the attackers' data
+    attackers: Set[int]  # the attackers' numbers
+    # strength of the attack: z of "alie", epsilon of "inner-product", the factor of "claims"; None:
+    # the default
     strength: float | None = None
 
     def __post_init__(self) -> None:
@@ -53,12 +56,12 @@ class Byzantine:
         messages: Mapping[int, bytes],
         corrupt: Callable[[bytes, AttackKind], bytes],
     ) -> dict[int, bytes]:
-        """Return every client's message, those of attackers replaced by lies.
+        """Return every client's message, with the attackers' messages replaced by lies.
 
         Args:
             number: the round.
             messages: each answering client's honest update.
-            corrupt: makes the lie of a client alone (`Worker.corrupt`).
+            corrupt: makes the lie of a client that lies alone (`Worker.corrupt`).
         """
         liars = sorted(self.attackers & messages.keys())
         if self.kind == "labels" or not liars:
@@ -103,7 +106,7 @@ class Byzantine:
             else:
                 lie = inner_product(vectors, len(liars), self.strength)
             return {client: updates[client].with_vector(lie, context) for client in liars}
-        # the reversed update, also of those who know nobody else's
+        # the reversed update; attackers that know no other updates send it, too
         seed = self.coordinator.state.seed
         lies = {client: alone(updates[client], "sign", seed, client, context) for client in liars}
         if self.kind == "largest":
@@ -112,7 +115,7 @@ class Byzantine:
             )
             return {client: _as_large_as(lie, largest, context) for client, lie in lies.items()}
         if self.kind == "claims":
-            # a loss claims more terms, too, where terms decide its weight
+            # if terms decide a client's weight, a false loss also claims more terms
             for client, lie in lies.items():
                 terms_field = lie.weight_terms
                 if terms_field is not None:
@@ -126,7 +129,7 @@ class Byzantine:
 
 
 def largest_accepted(sizes: list[float], bounds: Bounds) -> float:
-    """Return the largest size of an update that is still accepted beside these sizes."""
+    """Return the largest size of an update that is accepted together with these sizes."""
     if bounds.proportion == "off" or not any(size > 0 for size in sizes):
         return _SAFETY * LARGEST
     return _SAFETY * min(LARGEST, bounds.proportion * lower_median(sizes))
@@ -141,7 +144,7 @@ def _as_large_as(lie: Any, target_size: float, context: DecodeContext) -> Any:
     peak = float(np.abs(vector).max(initial=0.0))
     if not lie.size(context) or not peak:
         return lie
-    # a size may have a floor: enlarge first, then fit
+    # a size may have a floor, so enlarge first and then scale down
     scaled = lie.with_vector(vector * (target_size / peak), context)
     factor = target_size / scaled.size(context)
     return lie.with_vector(vector * (target_size / peak * factor), context)

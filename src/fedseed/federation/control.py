@@ -1,10 +1,10 @@
-"""Declares the JSON messages by which coordinator and clients describe themselves.
+"""The JSON messages with which coordinator and clients describe themselves.
 
-A sender may lie or be broken. `parse_control` returns a message within the bounds declared here, or
-refuses it with a MessageError that names the field. So later code gets numbers that it can add up
-over all processes and rounds and write down. docs/federation.md says how far values within bounds
-are believed: they are shown, and digests are compared. No weight, step or privacy account depends
-on them.
+A sender may lie or be broken. `parse_control` returns a message only if its values are within the
+bounds declared here. Otherwise it raises a MessageError that names the field. So later code can
+safely add up the numbers over all processes and rounds, and write them down. docs/federation.md
+explains how far values within bounds are trusted: they are shown, and digests are compared. No
+weight, step or privacy account depends on them.
 """
 
 import json
@@ -28,19 +28,20 @@ from fedseed.orbit.record import DIGEST_BYTES
 from fedseed.reports.results import FIELDS
 from fedseed.text import first_problem
 
-# values and keys of a message: enough for a hello of MOST_CLIENTS, or a report of their figures
+# the most values and keys of a message: enough for a hello of MOST_CLIENTS, or for a report of
+# their figures
 MOST_PARTS = 250_000
-MOST_TEXT = 1 << 20  # characters of a field that holds bytes
+MOST_TEXT = 1 << 20  # the most characters of a field that holds bytes
 MOST_ROUND = 0xFFFFFFFF  # a round's number has 32 bits in every message
-MOST_EXAMPLES = 10**9  # of a client
-MOST_CLIENTS = 100_000  # of a run, and in a hello
-MOST_METRICS = 100  # of a report, or of one client in it
-MOST_LOSS = 1e39  # the mean of those that are reported; a float32 ends at 3.4e38
+MOST_EXAMPLES = 10**9  # the most examples of a client
+MOST_CLIENTS = 100_000  # the most clients of a run, and in a hello
+MOST_METRICS = 100  # the most metrics of a report, or of one client in it
+MOST_LOSS = 1e39  # the largest mean loss in a report; the largest float32 is 3.4e38
 HELD_OUT = "held_out"
 VALIDATION = "validation"
-COUNTS = (HELD_OUT, VALIDATION)  # numbers of examples among a client's figures
-# fields of a line of metrics; a metric keeps the name that a client gives it, so it may not take
-# one of these
+COUNTS = (HELD_OUT, VALIDATION)  # the numbers of examples among a client's figures
+# fields of a line of metrics. Metrics keep the names that clients give them, so these names are
+# reserved
 LINE_FIELDS = frozenset(
     (*FIELDS, "epsilon", "evaluated", "metrics", "privacy", "step_over_weights", "weights_moved")
 )
@@ -50,13 +51,13 @@ M = TypeVar("M", bound="Control")
 
 def _client(name: str) -> str:
     if not name.isprintable():
-        raise ValueError("no name of a client")
+        raise ValueError("not a valid client name")
     return name
 
 
 def _metric(name: str) -> str:
     if name in LINE_FIELDS:
-        raise ValueError("a field of the line itself, no metric")
+        raise ValueError("a reserved name, which a metric can't have")
     return check_name(name)
 
 
@@ -73,15 +74,15 @@ def _figures(figures: dict[str, float]) -> dict[str, float]:
 def _ratio(ratio: float) -> float | None:
     if ratio < 0:
         raise ValueError(f"{ratio:.3g} is below 0")
-    # not known where weights are NaN
+    # None where the norm is not known, because weights are NaN
     return ratio if isfinite(ratio) else None
 
 
 def _plausible(spent: Cost) -> Cost:
     if not abs(spent.losses) <= MOST_LOSS * spent.counted:
-        raise ValueError(f"{spent.losses:.3g} is no sum of {spent.counted:,} losses")
+        raise ValueError(f"{spent.losses:.3g} can't be the sum of {spent.counted:,} losses")
     if spent.moved_weights > spent.movable_weights:
-        raise ValueError("more weights have moved than there are")
+        raise ValueError("more weights moved than exist")
     return spent
 
 
@@ -104,7 +105,7 @@ Spent = Annotated[Cost, AfterValidator(_plausible), PlainSerializer(Cost.to_json
 
 
 class Control(BaseModel):
-    """A message. Fields that are not declared, and texts in place of numbers, are refused."""
+    """A message. Undeclared fields are refused, and so are texts in place of numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -114,7 +115,7 @@ class Control(BaseModel):
 
 
 class Attach(Control):
-    """A client names the process that hosts it, and its number of examples."""
+    """Names the process that hosts a client, and the client's number of examples."""
 
     client: Name
     host: Name
@@ -122,24 +123,25 @@ class Attach(Control):
 
 
 class Hello(Control):
-    """A process introduces itself."""
+    """Introduces a process to the coordinator."""
 
-    host: Name  # the client that gives the process its name
-    header: Encoded  # how its orbit begins
-    names: Names  # all clients that it knows, or those that it speaks for
-    names_matter: bool = True  # whether the run must have these clients
-    at: RoundNumber  # the last step that it has applied
-    bucket: bool = False  # whether it needs to store large messages
-    # the digest of its weights before the first step
+    host: Name  # the client after which the process is named
+    header: Encoded  # the beginning of its orbit
+    names: Names  # all clients that the process knows, or only those that it speaks for
+    names_matter: bool = True  # whether the run must have exactly these clients
+    at: RoundNumber  # the last applied step
+    bucket: bool = False  # whether the process needs to store large messages
+    # digest of the process's weights before the first step
     begins: Annotated[str, Field(max_length=64)] | None = None
-    # those weights, or a reference to them, if the coordinator has asked for them
+    # the weights before the first step, or a reference to them, if the coordinator has asked for
+    # them
     weights: Encoded | None = None
-    # the tokens that it makes of texts (`fedseed.federation.fingerprint`)
+    # fingerprint of its tokenizer (`fedseed.federation.fingerprint`)
     fingerprint: Texts | None = None
 
 
 class Beat(Control):
-    """A process is alive, at this step of this log."""
+    """Shows that a process is alive, and at which step of which log."""
 
     at: RoundNumber
     epoch: Annotated[str, Field(max_length=200)]
@@ -147,21 +149,23 @@ class Beat(Control):
 
 
 class Report(Beat):
-    """A process reports on the weights after a round."""
+    """Reports on a process's weights after a round."""
 
     round: RoundNumber
-    digest: Digest  # of the weights, in hex; zeros: not hashed
-    spent: Spent  # the cost of its work since its last report
-    # the length of the newest step over that of the weights; None: not known
+    digest: Digest  # digest of the weights, in hex; zeros: not hashed
+    spent: Spent  # the cost of the work since the last report
+    # the norm of the newest step, divided by that of the weights; None: not known
     ratio: Ratio | None = None
-    metrics: Metrics | None = None  # by name; None: it has not evaluated
+    metrics: Metrics | None = None  # metrics by name; None: the process did not evaluate
     # metrics on each client's own held-out data; None: not asked for
     by_client: dict[Name, Figures] | None = None
-    seconds: Seconds = 0.0  # that the evaluation took
+    seconds: Seconds = 0.0  # seconds of the evaluation
 
 
 class CoordinatorMessage(Control):
-    """A message of the coordinator. Unknown fields, of a newer version, are ignored."""
+    """A message of the coordinator. Unknown fields are ignored, because a newer version may have
+    added them.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
@@ -169,35 +173,35 @@ class CoordinatorMessage(Control):
 class Welcome(CoordinatorMessage):
     """The answer to a hello."""
 
-    refused: str | None = None  # why the process can't take part; no other field is set then
+    refused: str | None = None  # why the process can't take part; then no other field is set
     epoch: str = ""  # the log's incarnation; "": there is none yet
-    beat: float = 2.0  # seconds between signs of life
+    beat: float = 2.0  # seconds between beats
     waits: str | None = None  # what the start waits for
-    clients: int | None = None  # how many the run has
-    bring: str | None = None  # "weights", if the coordinator needs those of the base
+    clients: int | None = None  # number of the run's clients
+    bring: str | None = None  # "weights", if the coordinator needs the base's weights
 
 
 class Question(CoordinatorMessage):
     """Asks for a report on the weights after a round."""
 
     round: RoundNumber
-    # the host that evaluates, too; True: every host, on its clients' held-out data
+    # the host that also evaluates; True: every host evaluates, on its clients' held-out data
     evaluate: str | bool | None = None
     digest: bool = True  # whether hosts hash their weights
 
 
 class Beginning(CoordinatorMessage):
-    """The beginning of a log: all but the orbit's header."""
+    """The beginning of a log, except the orbit's header."""
 
     epoch: str  # the log's incarnation
     names: list[str]  # the clients, in the order of their numbers
     rounds: int | None = None
-    # the tokens that most clients make of texts (`fedseed.federation.fingerprint`)
+    # fingerprint of most clients' tokenizers (`fedseed.federation.fingerprint`)
     fingerprint: dict[str, str] | None = None
 
 
 class Status(CoordinatorMessage):
-    """The state of a run; fields that are not declared here are for people to read."""
+    """The state of a run. Fields that are not declared here are only for display."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -209,13 +213,13 @@ class Status(CoordinatorMessage):
 def parse_control(kind: type[M], data: bytes) -> M:
     """Parse and check a message.
 
-    Raises MessageError: the message is not valid, or has so many parts that to parse it would take
-    far more memory than the message itself.
+    Raises MessageError if the message is invalid, or if it has so many parts that parsing would
+    take far more memory than the message itself.
     """
     parts = 1 + sum(map(data.count, (b",", b"[", b"{", b":")))
     if parts > MOST_PARTS:
         raise MessageError(
-            f"not valid JSON: about {parts:,} values, at most {MOST_PARTS:,} are read"
+            f"not valid JSON: about {parts:,} values, but at most {MOST_PARTS:,} are read"
         )
     try:
         return kind.model_validate_json(data)
@@ -226,9 +230,9 @@ def parse_control(kind: type[M], data: bytes) -> M:
 def average_metrics(by_client: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of clients' metrics, weighted by their numbers of examples.
 
-    A client without examples is left out. A client's figures are its metrics by
-    name, and its numbers of examples: "held_out", and "validation" for metrics that begin with
-    "validation_". They are added up in the mapping's order.
+    A client without examples is left out. A client's figures are its metrics by name and its
+    numbers of examples: "held_out" weights most metrics, and "validation" those that begin with
+    "validation_". Figures are added up in the mapping's order.
     """
     sums: dict[str, float] = {}
     weights: dict[str, float] = {}

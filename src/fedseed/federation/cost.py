@@ -1,4 +1,4 @@
-"""What clients' work costs."""
+"""The cost of clients' work."""
 
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, ClassVar
@@ -7,40 +7,40 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from fedseed.reports.results import RoundLine
 
-MOST_COUNT = 10**15  # passes, steps, weights, losses in one report
-MOST_SECONDS = 1e9  # of a phase: thirty years
+MOST_COUNT = 10**15  # the most passes, steps, weights or losses in one report
+MOST_SECONDS = 1e9  # the most seconds of a phase: thirty years
 MOST_PHASES = 32
-MOST_NAME = 100  # characters that a phase's name may have, or a metric's; plug-ins choose them
+MOST_NAME = 100  # the most characters in the name of a phase or metric, which plug-ins choose
 # phases that the coordinator measures itself
 OWN_PHASES = frozenset(("aggregation", "evaluation", "total"))
 
 
 def check_name(name: str) -> str:
-    """Return the name of a phase or metric. Raises ValueError if it can't be one."""
+    """Return the name of a phase or metric. Raises ValueError if it is not allowed."""
     if not 0 < len(name) <= MOST_NAME or not name.isprintable():
-        raise ValueError(f"no name of at most {MOST_NAME} characters")
+        raise ValueError(f"not a name of at most {MOST_NAME} characters")
     return name
 
 
 def _phase(name: str) -> str:
     if name in OWN_PHASES:
-        raise ValueError("no phase of a client's work")
+        raise ValueError("not a phase of a client's work")
     return check_name(name)
 
 
 Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
-# a clock may be off by a little between two readings
+# two readings of a clock may be slightly inconsistent
 Seconds = Annotated[float, Field(ge=-1.0, le=MOST_SECONDS)]
 Phase = Annotated[str, AfterValidator(_phase)]
 
 
-@dataclass(slots=True)  # a coordinator keeps one of each client
+@dataclass(slots=True)  # slots, because a coordinator keeps one for each client
 class Cost:
-    """The work of clients, as they report it.
+    """The cost of clients' work, as they report it.
 
-    It holds seconds by phase, numbers of passes, the sum and number of losses, and skipped steps.
-    After a first round in which 16-bit weights lose small steps it also has how many weights have
-    moved, of how many. The types are the bounds of what a client may report.
+    It has seconds by phase, numbers of passes, the sum and number of losses, and the number of
+    skipped steps. In the first round with 16-bit weights that can lose small steps, it also has the
+    number of weights, and how many of them moved. The field types limit what a client may report.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -64,11 +64,12 @@ class Cost:
             setattr(self, item.name, getattr(self, item.name) + getattr(addend, item.name))
 
     def to_json(self) -> dict[str, Any]:
-        """Return a form that JSON can hold: `Cost(**cost.to_json())` is equal."""
+        """Return the cost as JSON values: `Cost(**cost.to_json())` is equal to it."""
         return {name: value for name, value in asdict(self).items() if value}
 
     def fit(self, seconds: float) -> None:
-        """Scale the phases to `seconds` by the clock, where processes worked at the same time.
+        """Scale the phases so that they add up to `seconds` of real time, if processes worked at
+        the same time.
 
         Phases keep their proportions.
         """
@@ -77,7 +78,7 @@ class Cost:
             self.seconds = {phase: part * seconds / spent for phase, part in self.seconds.items()}
 
     def tell(self, line: RoundLine) -> None:
-        """Write the work into a line of metrics, in place of the old values.
+        """Write the cost into a line of metrics, replacing old values.
 
         Seconds are not written.
         """
@@ -95,7 +96,8 @@ def rounding_warning(moved_share: float) -> str:
         moved_share: the share of weights that moved in a client's training, from 0 to 1.
     """
     return (
-        f"{moved_share:.2%} of the 16-bit weights moved in a client's local training: steps below "
-        "half a unit in their last place are rounded away (method.training.small_steps = "
-        '"nearest"); "master" keeps all in a float32 copy, "stochastic" on average without one'
+        f"{moved_share:.2%} of the 16-bit weights moved in a client's local training: smaller "
+        "steps than half a unit in the last place are rounded away (method.training.small_steps = "
+        '"nearest"); "master" keeps them in a float32 copy, and "stochastic" keeps them on '
+        "average without a copy"
     )

@@ -1,8 +1,8 @@
-"""Fingerprints of the tokens that a party makes of texts.
+"""Fingerprints of a party's tokenizer: digests of the tokens that it makes of fixed texts.
 
-Versions of transformers and tokenizers read the same files differently, and a party that makes
-other tokens of the same texts trains on other data. Parties compare their fingerprints when they
-join. Nothing here imports torch: the coordinator compares, too.
+Different versions of transformers and tokenizers can make different tokens from the same files and
+texts, and other tokens mean other training data. So fingerprints are compared when parties join.
+This module does not import torch, because the coordinator uses it as well.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from fedseed.text import show_text
 
 COMPARED = {
-    "tokens": "the same texts become other tokens",
+    "tokens": "the same texts have different tokens",
     "template": "the chat template writes the same chat differently",
 }
-REMEDY = "install the same versions at all parties, or mend the base's tokenizer files"
-MOST_VERSION = 40  # characters of a version that is shown
+REMEDY = "install the same versions at all parties, or repair the base's tokenizer files"
+MOST_VERSION = 40  # the most characters of a version that are shown
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Fingerprint:
     """A party's fingerprint."""
 
     tokens: str  # digest of the token ids of a fixed set of texts, in hex
-    template: str  # digest of fixed chats as the template writes them; "": there is no template
-    # of fedseed, transformers and tokenizers; parties that differ in these alone make the same
+    template: str  # digest of fixed chats written by the chat template; "": there is no template
+    # of fedseed, transformers and tokenizers; parties may differ in these and still make the same
     # tokens
     versions: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
 
     def to_json(self) -> dict[str, str]:
-        """Return the fingerprint as texts by name."""
+        """Return the fingerprint as a table of texts."""
         return {"tokens": self.tokens, "template": self.template, **self.versions}
 
     @classmethod
@@ -39,7 +39,7 @@ class Fingerprint:
         return cls(texts.get("tokens", ""), texts.get("template", ""), versions)
 
     def difference_from(self, run: "Fingerprint") -> str | None:
-        """Describe how this party's tokens differ from the run's; None: they do not."""
+        """Describe how this party's tokens differ from the run's; None if they do not."""
         names = [name for name in COMPARED if getattr(self, name) != getattr(run, name)]
         if not names:
             return None
@@ -50,7 +50,7 @@ class Fingerprint:
         )
 
     def version_difference(self, run: "Fingerprint") -> str | None:
-        """Describe how this party's versions differ from the run's; None: they do not."""
+        """Describe how this party's versions differ from the run's; None if they do not."""
         names = [
             name
             for name in dict.fromkeys([*self.versions, *run.versions])
@@ -58,10 +58,10 @@ class Fingerprint:
         ]
         if not names:
             return None
-        return f"{self.describe_versions(names)}, where the run has {run.describe_versions(names)}"
+        return f"{self.describe_versions(names)}, but the run has {run.describe_versions(names)}"
 
     def describe_versions(self, names: list[str] | None = None) -> str:
-        """Return versions as a text: of all libraries, or of some."""
+        """Return the versions of all or of some libraries, as text."""
         libraries = list(self.versions) if names is None else names
         descriptions = [
             f"{show_text(name, MOST_VERSION)} "

@@ -1,4 +1,6 @@
-"""Messages too large for one piece: they travel as blobs, with a reference in their place."""
+"""Messages that are too large to send directly: they are stored as blobs, and references to them
+are sent.
+"""
 
 import asyncio
 import re
@@ -22,15 +24,15 @@ class Stored:
 
     name: str  # the blob's name
     size: int  # bytes of the message
-    frame: bytes  # the message's frame, which says what it is before it is fetched
+    frame: bytes  # the message's frame, which describes the message before it is fetched
 
     def encode(self) -> bytes:
-        """Return the bytes that take the message's place."""
+        """Return the bytes that are sent in place of the message."""
         return STORED + struct.pack("<Q", self.size) + self.frame + self.name.encode()
 
     @classmethod
     def decode(cls, data: bytes) -> "Stored":
-        """Return the inverse of `encode`. Raises MessageError: the bytes are not valid."""
+        """Return the inverse of `encode`. Raises MessageError if the bytes are invalid."""
         start = len(STORED) + 8
         name = data[start + FRAME_BYTES :].decode("ascii", errors="replace")
         if not _NAME.fullmatch(name):
@@ -45,7 +47,7 @@ def is_stored(carried: bytes) -> bool:
 
 
 async def carry(end: End, message: bytes, name: str) -> bytes:
-    """Return the message, or, if it is large, store it as blob `name` and return a reference."""
+    """Return the message. If it is large, store it as blob `name` and return a reference to it."""
     if len(message) <= end.largest:
         return message
     await end.put(name, message)
@@ -63,28 +65,29 @@ async def fetch(
         owner: the owner of the blob; None: the coordinator.
         size_limit: the largest size that is accepted; None: no limit.
 
-    Raises MessageError: not there, too large, or not as the reference announced.
+    Raises MessageError if the message is missing, too large, or different from what the reference
+    announced.
     """
     if not is_stored(carried):
         return carried
     reference = Stored.decode(carried)
     if size_limit is not None and reference.size > size_limit:
         raise MessageError(
-            f"a message of {reference.size:,} bytes: at most {size_limit:,} are accepted"
+            f"a message of {reference.size:,} bytes, but at most {size_limit:,} are accepted"
         )
     message = await end.get(owner, reference.name, reference.size)
     if len(message) != reference.size or message[:FRAME_BYTES] != reference.frame:
-        raise MessageError(f"the object {reference.name} is not what was announced")
+        raise MessageError(f"the object {reference.name} differs from what was announced")
     return message
 
 
 def round_and_attempt(carried: bytes) -> tuple[int, int]:
-    """Return the round and the attempt of a plan or an answer, unchecked.
+    """Return the round and the attempt of a plan or an answer, without checking it.
 
     Args:
         carried: the message or a reference.
 
-    Raises MessageError: it can't be read.
+    Raises MessageError if it can't be read.
     """
     if carried[: len(SILENT)] == SILENT:
         return read_silent(carried)[:2]
@@ -94,10 +97,12 @@ def round_and_attempt(carried: bytes) -> tuple[int, int]:
 
 @dataclass
 class Room:
-    """Memory for fetched messages, handed out in the order of requests and never beyond `free`."""
+    """Limits the memory for fetched messages. Requests get memory in order, and never more than
+    `free`.
+    """
 
-    free: int  # bytes; no request is larger than the first value
-    # held by the request that waits for memory
+    free: int  # free bytes; no request is larger than the initial value
+    # held by the request that is waiting for memory
     _first: asyncio.Lock = field(default_factory=asyncio.Lock)
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 

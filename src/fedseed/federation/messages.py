@@ -1,9 +1,9 @@
 """Messages: plan (coordinator to client), update (client to coordinator) and step (coordinator to
-everybody).
+all clients).
 
-A message is a frame of 28 bytes and a payload. The frame names the kind of message and guards it;
-the payload is the method's own, and byte counts are counts of payload bytes. Nothing in a message
-is trusted before it has been checked.
+A message is a frame of 28 bytes and a payload. The frame has the kind of message and a checksum.
+The payload belongs to the method, and all reported byte counts are of payload bytes. Everything in
+a message is checked before it is used.
 """
 
 import struct
@@ -16,7 +16,8 @@ from fedseed.randomness.stream import STREAM_VERSION
 
 MAGIC = b"FS"
 FORMAT = 1
-# magic, format, stream version, kind, method, attempt, round, client, payload length, CRC-32
+# fields: magic, format, stream version, kind, method, attempt, round, client, payload length,
+# CRC-32
 _FRAME = struct.Struct("<2sBBBBHIIQI")
 FRAME_BYTES = _FRAME.size
 EVERYBODY = 0xFFFFFFFF  # the client field of a message to all clients
@@ -40,12 +41,12 @@ class Message:
     kind: MessageKind  # plan, update or step
     method: int  # the method's code (`Method.code`)
     round: int  # round or step number, from 1
-    client: int  # the sender of an update, the receiver of a plan, or EVERYBODY
-    payload: bytes  # the method's bytes
-    attempt: int = 0  # how often the round was begun before
+    client: int  # sender of an update, receiver of a plan, or EVERYBODY
+    payload: bytes  # bytes of the method
+    attempt: int = 0  # how often the round began before
 
     def encode(self) -> bytes:
-        """Return frame and payload."""
+        """Return the bytes of frame and payload."""
         fields = (self.kind, self.method, self.attempt, self.round, self.client, len(self.payload))
         head = (MAGIC, FORMAT, STREAM_VERSION, *fields)
         check = zlib.crc32(self.payload, zlib.crc32(_FRAME.pack(*head, 0)))
@@ -55,10 +56,12 @@ class Message:
     def decode(cls, data: bytes) -> "Message":
         """Return the inverse of `encode`.
 
-        Raises MessageError: another version, cut short, too long or damaged.
+        Raises MessageError if the message has another version, is cut off, too long or damaged.
         """
         if len(data) < FRAME_BYTES:
-            raise MessageError(f"a message has at least {FRAME_BYTES} bytes, this one {len(data)}")
+            raise MessageError(
+                f"a message has at least {FRAME_BYTES} bytes, but this one has {len(data)}"
+            )
         magic, message_format, stream, kind, method, attempt, number, client, length, check = (
             _FRAME.unpack_from(data)
         )
@@ -66,35 +69,34 @@ class Message:
             raise MessageError(f"not a fedseed message: it begins with {magic!r}")
         if message_format != FORMAT:
             raise MessageError(
-                f"message format {message_format}: this version of fedseed reads format {FORMAT}"
+                f"message format {message_format}, but this version of fedseed reads format "
+                f"{FORMAT}"
             )
         if stream != STREAM_VERSION:
             raise MessageError(
-                f"random stream version {stream}: this version of fedseed has {STREAM_VERSION}"
+                f"random stream version {stream}, but this version of fedseed has {STREAM_VERSION}"
             )
         if kind not in _KINDS:
             raise MessageError(f"message kind {kind} is unknown")
         if length != len(data) - FRAME_BYTES:
             raise MessageError(
-                f"the frame announces {length} payload bytes, {len(data) - FRAME_BYTES} came"
+                f"the frame announces {length} payload bytes, but {len(data) - FRAME_BYTES} came"
             )
         payload = data[FRAME_BYTES:]
-        # the checksum was computed with zeros in its own place
+        # the checksum was computed with zeros in its own field
         if zlib.crc32(payload, zlib.crc32(data[: FRAME_BYTES - 4] + bytes(4))) != check:
-            raise MessageError("checksum differs: the message was damaged on the way")
+            raise MessageError("the checksum differs: the message was damaged on the way")
         return cls(MessageKind(kind), method, number, client, payload, attempt)
 
     def expect(self, kind: MessageKind, method: int, number: int) -> "Message":
-        """Return this message after checking its kind, method and round.
+        """Check the message's kind, method and round, and return it.
 
-        Raises MessageError: one of them differs.
+        Raises MessageError if one of them differs.
         """
         if self.kind != kind:
-            raise MessageError(
-                f"a {kind.name.lower()} was expected, a {self.kind.name.lower()} came"
-            )
+            raise MessageError(f"expected a {kind.name.lower()}, got a {self.kind.name.lower()}")
         if self.method != method:
-            raise MessageError(f"method code {method} was expected, {self.method} came")
+            raise MessageError(f"expected method code {method}, got {self.method}")
         if self.round != number:
-            raise MessageError(f"round {number} was expected, round {self.round} came")
+            raise MessageError(f"expected round {number}, got round {self.round}")
         return self

@@ -1,6 +1,6 @@
-"""The methods, one file each. A new one is a file, a line here, a recipe and a test.
+"""The methods, one file each. A new method needs a file, a line here, a recipe and a test.
 
-A method of others stands in a package of theirs (entry point `fedseed.methods`) or in a plug-in
+Other people's methods are in their own packages (entry point `fedseed.methods`) or in a plug-in
 file.
 """
 
@@ -47,7 +47,8 @@ def _check(thing: Any) -> None:
     code = getattr(thing, "code", None)
     if not isinstance(code, int) or not 1 <= code <= 255:
         raise ValueError(
-            f"{thing.__qualname__}.code = {code!r}: a byte of its own, from 128 to 255"
+            f"{thing.__qualname__}.code = {code!r}: must be a number from 128 to 255 that no "
+            "other method has"
         )
 
 
@@ -57,20 +58,20 @@ REGISTRY: Registry[type[Method]] = Registry(
     ((str(name_of(method)), method) for method in METHODS),
     _check,
     lambda method: {"code": method.code},
-    "fedseed keeps 1 to 127 for itself, 128 to 255 are free",
+    "1 to 127 are reserved for fedseed, and 128 to 255 are free",
 )
 
 
 def without_gradients(method: Method) -> str | None:
-    """Return the reason why a method can't use rewards in place of losses; None if it can."""
+    """Return the reason why a method can't use a reward in place of the loss; None if it can."""
     if not method.needs_gradients:
         return None
     others = ", ".join(
         entry.name for entry in REGISTRY.entries() if not entry.thing.needs_gradients
     )
     return (
-        f"reward: {method.name} needs gradients, which a reward has not: choose method.name "
-        f"among {others}"
+        f"reward: {method.name} needs gradients, but a reward has none: choose method.name among "
+        f"{others}"
     )
 
 

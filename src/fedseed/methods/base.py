@@ -1,4 +1,4 @@
-"""The contract of a method: five functions that a round calls. They need no model.
+"""The contract of a method: the five functions that a round calls. They need no model.
 
     plan       coordinator: state -> the round's request to a client
     train      client:      plan + data -> update
@@ -6,11 +6,10 @@
     change     anybody:     step -> the change of the weights, as data (`fedseed.weights.change`)
     advance    everybody:   state + step -> state of the next round
 
-The object itself is the method's settings, checked and frozen; a run's memory is the state, which
-is a function of the steps alone, so that the orbit's holder also has the state. A payload's
-fields declare how it is encoded (`fedseed.methods.payload`). A method receives components that
-combine answers, round steps, use gradients and wrap a client or its answers; it has no functions of
-its own for that.
+A method object holds the method's settings, checked and frozen. A run's memory is the state, which
+depends only on the steps, so everybody with the orbit also has the state. The fields of a payload
+declare how it is encoded (`fedseed.methods.payload`). A method does not itself combine answers,
+round steps, use gradients, or wrap a client or its answers: it receives components for this.
 """
 
 from abc import ABC, abstractmethod
@@ -36,19 +35,20 @@ from fedseed.weights.layout import BlockRule, Layout
 class CatchUp:
     """The rule by which a client that missed rounds gets the model.
 
-    Stores, logs and clients use this alone.
+    Stores, logs and clients use only this rule, not the method.
     """
 
-    # a step replaces all before it, as whole weights do
+    # whether a step replaces all earlier ones, as whole weights do
     replaces: bool = False
-    # an orbit replays without its earlier steps, as the next plan carries the model
+    # whether an orbit can be replayed without its earlier steps, because the next plan carries the
+    # model
     may_drop: bool = False
 
     def steps_to_download(self, current: int, last: int, changed: int) -> range:
         """Return the numbers of the steps to download.
 
         Args:
-            current: the newest step that the client has; 0: it has the base alone.
+            current: the newest step that the client has; 0: it has only the base.
             last: the run's newest step.
             changed: the newest step that is not empty.
         """
@@ -63,7 +63,7 @@ class CatchUp:
 
 EVERY_STEP, NEWEST_STEP, NEXT_PLAN = CatchUp(), CatchUp(replaces=True), CatchUp(may_drop=True)
 
-# in place of a client's number: one answer that stands for all
+# used in place of a client's number for one answer that replaces all answers
 ALL = 0xFFFFFFFF
 
 
@@ -72,11 +72,11 @@ class Round(NamedTuple):
 
     number: int  # the round, from 1
     client: int  # the client's number
-    clients: Sequence[int]  # all that take part in the round
+    clients: Sequence[int]  # all participants of the round
 
 
 class Answer(NamedTuple):
-    """One client's checked update, and its weight c_i; the weights of a round add up to 1."""
+    """One client's checked update and its weight c_i. The weights of a round add up to 1."""
 
     client: int
     weight: float
@@ -89,7 +89,7 @@ class Answers(Sequence[Answer]):
 
     round: int  # the round's number
     answers: Sequence[Answer]
-    rule: AggregationRule  # how vectors of the clients become one
+    rule: AggregationRule  # combines the clients' vectors into one
     past: Past = field(default_factory=Past)  # the rule's knowledge of earlier rounds
 
     def __len__(self) -> int:
@@ -100,7 +100,7 @@ class Answers(Sequence[Answer]):
 
     @property
     def updates(self) -> list[Any]:
-        """Return the updates alone."""
+        """Return only the updates."""
         return [answer.update for answer in self.answers]
 
     @property
@@ -109,16 +109,16 @@ class Answers(Sequence[Answer]):
         return [answer.weight for answer in self.answers]
 
     def combine(self, vectors: Part) -> NDArray[np.float64]:
-        """Return the rule's result for one vector of each client.
+        """Combine one vector of each client by the rule.
 
-        With the mean it is sum_i c_i v_i in double precision. Shorter vectors are padded with
+        For the mean, this is sum_i c_i v_i in double precision. Shorter vectors are padded with
         zeros.
 
         Args:
-            vectors: 1-D, one for each answer; none: nobody answered.
+            vectors: 1-D, one for each answer; empty if there are no answers.
 
         Returns:
-            A vector as long as the longest one; no entries if there are no vectors.
+            A vector as long as the longest one; without entries if there are no vectors.
         """
         if not vectors:
             return np.zeros(0)
@@ -126,9 +126,10 @@ class Answers(Sequence[Answer]):
         return outcome
 
     def combine_parts(self, parts: Iterable[Part]) -> Iterator[NDArray[np.float64]]:
-        """Yield the rule's result, as in `combine`, for vectors that come in parts such as blocks.
+        """Yield the rule's result, as in `combine`, for vectors that are given in parts, such as
+        blocks.
 
-        The rule treats the parts as one vector, and may go through them again.
+        The rule treats the parts as one vector, and may iterate over them more than once.
         """
         return self.rule.combine_parts(
             Parts(lambda: map(pad_vectors, parts)), self.weights, self.past
@@ -137,7 +138,7 @@ class Answers(Sequence[Answer]):
     def tally(self, votes: Part) -> NDArray[np.float64]:
         """Return the rule's result for clients' votes, entry by entry.
 
-        For a linear rule this is the unweighted sum of the votes.
+        For a linear rule, this is the unweighted sum of the votes.
         """
         if self.rule.linear and votes:
             return np.sum(votes, axis=0, dtype=np.float64)
@@ -153,7 +154,8 @@ class Answers(Sequence[Answer]):
 
         Args:
             start: the vector, 1-D.
-            indices: the positions of each client's entries; one that occurs twice counts twice.
+            indices: the positions of each client's entries. An entry whose position occurs twice
+                counts twice.
             values: the entries at these positions.
 
         Returns:
@@ -168,40 +170,41 @@ class Answers(Sequence[Answer]):
                     for positions, entries in pairs
                 ]
             )
-        # orbits depend on their order
+        # sorted, because the bits of the sum depend on the order
         for (positions, entries), weight in zip(pairs, self.weights, strict=True):
             np.add.at(result, positions, weight * entries.astype(np.float64))
         return result
 
 
 class Method(BaseModel, ABC, metaclass=Hinting):
-    """Settings and the functions of one method. Subclasses stand in a file each.
+    """The settings and functions of one method. Each subclass has its own file.
 
     Args:
-        blocks: how the parameter vector is cut into blocks.
-        weighting: what a client's weight c_i is in proportion to.
+        blocks: how the parameter vector is divided into blocks.
+        weighting: the quantity to which a client's weight c_i is proportional.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str
-    code: ClassVar[int]  # names the method in a message's frame
+    code: ClassVar[int]  # the method's number in a message's frame
     about: ClassVar[str]  # one line for `fedseed list methods`
-    # what it tunes if the recipe names no adapter; no other kind will do
+    # the adapter that the method tunes if the recipe names none; other kinds are not possible
     adapter: ClassVar[Adapter | None] = None
-    # else its clients measure losses alone, which may be of any kind
+    # whether clients need gradients; if not, they only measure losses, which may be of any kind
     needs_gradients: ClassVar[bool] = True
-    # a round is one optimiser step: there are thousands, logged in groups
+    # whether a round is one optimiser step. Then there are thousands of rounds, and they are logged
+    # in groups
     stepwise: ClassVar[bool] = False
 
     blocks: BlockRule = "one"
     weighting: Weighting = "equal"
 
     def check(self, layout: Layout) -> None:
-        """Check that the settings fit the weights that train.
+        """Check that the settings fit the trained weights.
 
         Raises:
-            ValueError: they do not; the message names the keys.
+            ValueError: they do not fit; the message names the keys.
         """
         dtypes = sorted({tensor.dtype for tensor in layout.tensors})
         for table, settings in (
@@ -212,13 +215,13 @@ class Method(BaseModel, ABC, metaclass=Hinting):
             if autocast is not None and "float32" not in dtypes:
                 raise ValueError(
                     f'{table}.autocast = "{autocast}": the weights are {" and ".join(dtypes)} '
-                    'already; leave it out, or set model.dtype = "float32"'
+                    'already; remove this key, or set model.dtype = "float32"'
                 )
 
     def trained_numbers(self, layout: Layout) -> int | None:
-        """Return the number of float32 values that a client trains in place of the weights.
+        """Return how many float32 values a client trains instead of the weights.
 
-        None: it trains the weights.
+        None if it trains the weights themselves.
         """
         return None
 
@@ -232,13 +235,15 @@ class Method(BaseModel, ABC, metaclass=Hinting):
     def plan(self, state: Any, round: Round) -> Payload:
         """Return the coordinator's request to a client.
 
-        By default nothing but the round's number.
+        The default request has no content besides the round's number.
         """
         return Nothing()
 
     @abstractmethod
     def train(self, state: Any, plan: Any, client: Client) -> Payload:
-        """Return a client's answer. Raises NonFiniteError if it has nothing to send."""
+        """Train, and return the client's answer. Raises NonFiniteError if it has nothing to
+        send.
+        """
 
     @abstractmethod
     def aggregate(self, state: Any, answers: Answers) -> Payload:
@@ -246,16 +251,16 @@ class Method(BaseModel, ABC, metaclass=Hinting):
 
     @abstractmethod
     def change(self, state: Any, step: Any) -> Change:
-        """Return the change of the weights; `state` is the one before the step."""
+        """Return the change of the weights. `state` is the state before the step."""
 
     def advance(self, state: Any, step: Any) -> Any:
         """Return the state after a step."""
         return state
 
     def remember(self, state: Any, answers: Answers) -> Any:
-        """Return the coordinator's state with the values that it keeps of the answers.
+        """Return the coordinator's state with values that it has to remember from the answers.
 
-        No step carries these values; `aggregate` uses them.
+        Steps do not contain these values; `aggregate` uses them.
         """
         return state
 
@@ -264,38 +269,40 @@ class Method(BaseModel, ABC, metaclass=Hinting):
     update_type: ClassVar[type[Payload]]
     step_type: ClassVar[type[Payload]]
 
-    # how a client that missed rounds gets the model
+    # how a client gets the model after it has missed rounds
     catch_up: ClassVar[CatchUp] = EVERY_STEP
-    # whether its changes rebuild the weights from the base, which is then kept
+    # whether changes rebuild the weights from the base, which is then kept in memory
     from_base: ClassVar[bool] = False
-    # whether they are rebuilt at each local step, not once or twice a round
+    # whether changes rebuild the weights at each local step, not only once or twice in a round
     rebuilds_each_step: ClassVar[bool] = False
-    # whether a client keeps more than the weights from round to round (`Client.recall`,
+    # whether a client keeps anything but the weights from round to round (`Client.recall`,
     # `Client.keep`)
     remembers: ClassVar[bool] = False
-    # whether clients come back to the round's weights by all steps from the base, not from a copy
+    # whether clients return to the round's first weights by repeating all steps from the base, not
+    # from a copy
     retakes_steps: ClassVar[bool] = False
-    # whether the gradients of a round are added up where they are computed, all in one process
+    # whether a round's gradients are added up while they are computed, all in one process
     sums_gradients: ClassVar[bool] = False
-    # whether clients of one round are asked for different things
+    # whether the clients of a round get different plans
     personal_plans: ClassVar[bool] = False
-    # whether clients of one process may share forward passes: all look along the same directions
+    # whether clients of one process may share forward passes, because all measure along the same
+    # directions
     shares_losses: ClassVar[bool] = False
-    # why clients' vectors can't be combined by rules other than the mean; None: they can
+    # why only the mean can combine clients' vectors; None: other rules can as well
     incomparable: ClassVar[str | None] = None
-    # whether 16-bit weights are rounded stochastically where they would lose small steps
+    # whether 16-bit weights are rounded stochastically where small steps would be lost
     keeps_small_steps: ClassVar[bool] = False
 
     @property
     def entrywise(self) -> bool:
-        """Return whether messages grow with the model, and with them the client's memory."""
+        """Return whether messages, and so the client's memory, grow with the model."""
         return self.catch_up.replaces
 
     @property
     def settings_problem(self) -> str | None:
-        """Return the reason why no run may begin with these settings; None if it may.
+        """Return the reason why a new run can't have these settings; None if it can.
 
-        Orbits of older runs with such settings can still be read.
+        Orbits of older runs with these settings can still be read.
         """
         return None
 
@@ -303,52 +310,54 @@ class Method(BaseModel, ABC, metaclass=Hinting):
     def lasting_entries(self) -> bool:
         """Return whether an entry of clients' vectors means the same in every round.
 
-        It does not where each round has new directions.
+        It does not if each round has new directions.
         """
         return self.catch_up.replaces
 
     @property
     def needs_each(self) -> str | None:
-        """Return the reason why a step needs the update of each client.
+        """Return the reason why a step needs every single update.
 
-        None if the sum of their vectors is enough.
+        None if the sum of the updates' vectors is enough.
         """
         if not issubclass(self.update_type, Summand):
             return (
-                "its steps are no sums of vectors of one length, such as coefficients on "
+                "its steps are not sums of vectors of equal length, such as coefficients on "
                 "shared directions"
             )
         return self.incomparable
 
     def unit(self, state: Any) -> float:
-        """Return the number in an update that stands for an estimate or coefficient of 1."""
+        """Return the number that represents an estimate or coefficient of 1 in an update."""
         return 1.0
 
     def decode_plan(self, state: Any, data: bytes) -> Any:
-        """Return a plan from its payload. Raises MessageError if that is not valid."""
+        """Return a plan from its payload. Raises MessageError if the payload is invalid."""
         return self.plan_type.decode(data, DecodeContext(self, state, "plan"))
 
     def decode_update(self, state: Any, number: int, data: bytes) -> Any:
         """Return an update from its payload.
 
-        Raises MessageError if it is not what round `number` asked for.
+        Raises MessageError if it does not fit the plan of round `number`.
         """
         return self.update_type.decode(data, DecodeContext(self, state, "update", number))
 
     def decode_step(self, state: Any, data: bytes) -> Any:
-        """Return a step from its payload. Raises MessageError if that is not valid."""
+        """Return a step from its payload. Raises MessageError if the payload is invalid."""
         return self.step_type.decode(data, DecodeContext(self, state, "step"))
 
 
 def add_remedy(reason: str) -> str:
-    """Return a reason why vectors can't be combined, with the setting to change if seeds are it."""
+    """Return a reason why vectors can't be combined. If the seeds are the cause, add the setting
+    that helps.
+    """
     if reason.startswith("seeds"):
         return reason + '; set method.seeds = "shared"'
     return reason
 
 
 def find_misfit(method: Method, rule: AggregationRule) -> str | None:
-    """Return the reason why no run may begin with this method and this rule; None if one may."""
+    """Return the reason why a run can't combine this method and this rule; None if it can."""
     if method.settings_problem is not None:
         return f"method.{method.settings_problem}"
     if (
@@ -357,8 +366,8 @@ def find_misfit(method: Method, rule: AggregationRule) -> str | None:
         and method.weighting != "equal"
     ):
         return (
-            f'method.weighting = "{method.weighting}": votes count the same, whoever casts '
-            'them; set it to "equal"'
+            f'method.weighting = "{method.weighting}": all votes have the same weight; set it to '
+            '"equal"'
         )
     prefix = f'aggregation.name = "{rule.name}" does not fit {method.name}'
     if rule.compares and method.incomparable is not None:
@@ -366,7 +375,7 @@ def find_misfit(method: Method, rule: AggregationRule) -> str | None:
     if rule.needs_past and not method.lasting_entries:
         return (
             f"{prefix}: aggregation.{rule.needs_past} needs directions that are the same in every "
-            'round; leave it out, or take such a method (fedkseed, ferret with seeds = "fixed", '
-            "or one that sends weights or gradients)"
+            "round; remove this key, or use a method with such directions (fedkseed, ferret with "
+            'seeds = "fixed", or one that sends weights or gradients)'
         )
     return None

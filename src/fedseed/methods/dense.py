@@ -1,8 +1,9 @@
-"""Whole weights down: what FedAvg, FedSGD and dense zeroth-order methods share.
+"""The common part of methods whose steps are whole weights: FedAvg, FedSGD and dense zeroth-order
+methods.
 
-The round's answers ask for a change D of the weights (FedAvg: sum_i c_i w_i - w; FedSGD: -sum_i c_i
-g_i). The server's optimiser (`fedseed.methods.server`) makes a step of it: w <- w + eta_g D, or
-with momentum, or Adam.
+The answers of a round give a wanted change D of the weights (FedAvg: sum_i c_i w_i - w; FedSGD:
+-sum_i c_i g_i). The server's optimiser (`fedseed.methods.server`) turns it into a step: w <- w +
+eta_g D, or a step with momentum or Adam.
 """
 
 from abc import abstractmethod
@@ -33,14 +34,14 @@ from fedseed.randomness import Domain, derive, kernels
 from fedseed.weights.change import NOTHING, Change, Floats, Replace, Rounding
 from fedseed.weights.layout import ITEM_BYTES, Layout
 
-# in place of a client's number, in the random numbers that an average is rounded by
+# used in place of a client's number in the random numbers that round an average
 COORDINATOR = 0xFFFFFFFF
-# entries that are worked on at a time, however large a tensor is
+# how many entries of a tensor are processed at a time
 PIECE = 1 << 20
 
 
 class Piece(NamedTuple):
-    """Some entries of one tensor: from `start` to `stop` in the parameter vector, `span` in the
+    """A range of entries of one tensor: `start` to `stop` in the parameter vector, `span` in the
     tensors' bytes.
     """
 
@@ -51,7 +52,7 @@ class Piece(NamedTuple):
 
 
 def split_into_pieces(layout: Layout) -> Iterator[Piece]:
-    """Yield all tensors, piece by piece."""
+    """Divide all tensors into pieces."""
     start = position = 0
     for entry in layout.tensors:
         end, width = start + entry.size, ITEM_BYTES[entry.dtype]
@@ -66,12 +67,12 @@ def split_into_pieces(layout: Layout) -> Iterator[Piece]:
 def read_pieces(
     layout: Layout, data: bytes | memoryview, subtrahend: bytes | None = None
 ) -> Iterator[NDArray[np.float64]]:
-    """Yield tensors from their bytes, piece by piece, in double precision.
+    """Yield tensors' values from their bytes, piece by piece, in double precision.
 
     Args:
         layout: the tensors.
         data: their bytes.
-        subtrahend: the bytes of tensors to subtract; None: nothing is subtracted.
+        subtrahend: the bytes of tensors to subtract; None: subtract nothing.
     """
     new_bytes, old_bytes = memoryview(data), memoryview(subtrahend or b"")
     for piece in split_into_pieces(layout):
@@ -82,20 +83,22 @@ def read_pieces(
 
 
 class WholeTensors(Payload):
-    """A payload that holds whole tensors, in `data`."""
+    """A payload with whole tensors in `data`."""
 
     data: Any
 
     @classmethod
     def reference_weights(cls, context: DecodeContext) -> bytes | None:
-        """Return the coordinator's weights, to subtract to make a vector; None: it has none."""
+        """Return the coordinator's weights, which are subtracted to get a vector; None if it has
+        none.
+        """
         weights = context.lookup("weights")
         if weights is None:
             return None
         return weights.data
 
     def root_mean_square(self, context: DecodeContext) -> float:
-        """Return the root of the mean square of the vector's entries."""
+        """Return the root mean square of the vector's entries."""
         parts = read_pieces(context.state.layout, self.data, self.reference_weights(context))
         squares = (float(np.square(part, out=part).sum()) for part in parts)
         return sqrt(sum(squares) / context.state.layout.size)
@@ -106,7 +109,7 @@ class WholeTensors(Payload):
         ).astype(np.float32)
 
     def with_vector(self, vector: NDArray[Any], context: DecodeContext) -> Self:
-        """Return the payload with the tensors of a vector, rounded to each one's dtype."""
+        """Return the payload with the tensors of a vector, each rounded to its dtype."""
         layout, reference = context.state.layout, self.reference_weights(context)
         parts = (
             vector[piece.start : piece.stop].astype(np.float64)
@@ -120,15 +123,15 @@ class WholeTensors(Payload):
 class Weights(WholeTensors):
     """All trainable tensors in order, in their own dtypes."""
 
-    # the client's mean training loss, in updates of methods whose next plans depend on it
+    # the client's mean training loss, in updates of methods whose later plans depend on it
     loss: Annotated[
         float | None, Scalar("f4", condition="losses_travel", payload_kind="update")
     ] = field(default=None, kw_only=True)
-    # the tensors; no bytes: unchanged (nobody answered)
+    # the tensors' bytes; empty: unchanged, because nobody answered
     data: Annotated[bytes, Tensors()]
 
     def size(self, context: DecodeContext) -> float:
-        """Return the distance that the weights have moved; 0 where the start is not known."""
+        """Return the distance that the weights have moved; 0 if their start is not known."""
         if self.data and self.reference_weights(context) is not None:
             return max(SMALLEST_MOVE, self.root_mean_square(context))
         return 0.0
@@ -140,9 +143,10 @@ class DenseState(State):
 
     remembered: ClassVar[tuple[str, ...]] = ("first", "second")
 
-    # None before the first step, when only the clients know them
+    # the weights; None before the first step, when only clients know them
     weights: Weights | None = None
-    # the average change, length d, and for Adam that of its square; empty before there is one
+    # the average change, length d, and for Adam also the average squared change; empty before the
+    # first step
     first: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     second: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
 
@@ -157,8 +161,8 @@ class DenseState(State):
 
         Args:
             answers: the round's answers.
-            of_moves: the tensors are weights. Rules that look at lengths then compare how far the
-                clients have moved, where the weights before the round are known.
+            of_moves: whether the tensors are weights. If so, and if the weights before the round
+                are known, rules that use lengths compare how far the clients have moved.
         """
         payloads = [memoryview(update.data) for update in answers.updates]
         if self.weights is None or not (of_moves and answers.rule.geometric):
@@ -178,7 +182,7 @@ class DenseState(State):
 
 
 class Dense(ServerOptimization):
-    """Whole weights down. The settings are those of `ServerOptimization`."""
+    """Methods whose steps are whole weights. The settings are those of `ServerOptimization`."""
 
     step_type = Weights
     state_type = DenseState
@@ -189,7 +193,7 @@ class Dense(ServerOptimization):
 
     @abstractmethod
     def server_rate(self, number: int) -> float:
-        """Return eta_g, the rate of a round."""
+        """Return the rate eta_g of a round."""
 
     @abstractmethod
     def compute_change(self, state: Any, answers: Answers) -> Iterator[NDArray[np.float64]]:
@@ -212,9 +216,9 @@ class Dense(ServerOptimization):
         return replace(state, first=moments.first, second=moments.second)
 
     def _moments(self, state: Any) -> Moments:
-        """Return the optimiser with copies of the averages.
+        """Return the optimiser with copies of its averages.
 
-        Its rate is -1: a wanted change is no gradient.
+        Its rate is -1, because a wanted change has the opposite sign of a gradient.
         """
         rule, size = self.server_rule(-1.0), state.layout.size
         first = state.first.copy() if len(state.first) else np.zeros(size, dtype=np.float32)
@@ -227,7 +231,7 @@ class Dense(ServerOptimization):
     def aggregate(self, state: Any, answers: Answers) -> Weights:
         """Return the weights after the server optimiser's step along D.
 
-        They are rounded once to each tensor's dtype.
+        They are rounded only once, to each tensor's dtype.
         """
         if not answers:
             return Weights(b"")
@@ -244,8 +248,8 @@ class Dense(ServerOptimization):
         return round_weights(state.layout, new_weights, self.rounding_numbers(state, answers))
 
     def rounding_numbers(self, state: Any, answers: Answers) -> Rounding | None:
-        """Return the rounding of new weights to 16 bits: by numbers of (seed, round), or None for
-        rounding to nearest.
+        """Return the random numbers that round new weights to 16 bits, which depend on (seed,
+        round); None for rounding to nearest.
         """
         if not self.keeps_small_steps:
             return None
@@ -266,8 +270,8 @@ def read_weights(state: DenseState) -> Iterator[NDArray[np.float64]]:
     """Return the coordinator's copy of the weights, piece by piece, in double precision."""
     if state.weights is None:
         raise ValueError(
-            "a server optimiser, or a rate other than 1, needs the base's weights at the "
-            "coordinator"
+            "a server optimiser, or a rate other than 1, needs the base's weights, but the "
+            "coordinator does not have them"
         )
     return read_pieces(state.layout, state.weights.data)
 
@@ -275,19 +279,21 @@ def read_weights(state: DenseState) -> Iterator[NDArray[np.float64]]:
 def round_weights(
     layout: Layout, parts: Iterable[NDArray[np.float64]], rounding: Rounding | None = None
 ) -> Weights:
-    """Return tensors as they travel: rounded to single precision, then to each tensor's dtype.
+    """Return tensors as bytes of a message: rounded to single precision, then to each tensor's
+    dtype.
 
     Args:
         layout: the tensors.
         parts: their values, piece by piece.
-        rounding: round stochastically to 16-bit dtypes, by these numbers of the shared stream;
-            None: to nearest.
+        rounding: numbers of the shared stream for stochastic rounding to 16-bit dtypes; None: round
+            to nearest.
     """
-    data = BytesIO()  # a list of pieces, and all of them joined, would be two models
+    data = BytesIO()  # not a list of pieces, because joining it would need memory for two models
     for piece, part in zip(split_into_pieces(layout), parts, strict=True):
         values = part.astype(np.float32)
         if piece.dtype == "float32":
-            # its own memory: bytes would be a copy more
+            # a writable array that is passed on as it is, because converting it to bytes would make
+            # another copy
             data.write(values.astype("<f4", copy=False).data)
         elif rounding is None:
             data.write(from_floats(values, piece.dtype))

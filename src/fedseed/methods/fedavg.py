@@ -6,7 +6,7 @@ from Decentralized Data", AISTATS 2017, Algorithm 1:
     w_i     <- local training from w                          ClientUpdate
     w       <- w + eta_g (sum_i c_i w_i - w)                  eta_g = 1: the weighted average
 
-The same with an adapter (`fedseed.models.adapters`) in place of the whole model:
+The same method with an adapter (`fedseed.models.adapters`) instead of the whole model:
 
 FedIT: Zhang et al., "Towards Building the Federated GPT: Federated Instruction Tuning", ICASSP
 2024: LoRA with rank 8 and alpha 16, Adam. With `training.optimizer = "sgd"` it is FedKSeed's and
@@ -32,8 +32,8 @@ from fedseed.training.settings import LocalTraining
 
 
 class Averaged(Dense):
-    """Clients send weights and get their weighted average: FedAvg, and zeroth-order methods that
-    send weights.
+    """The common part of FedAvg and of zeroth-order methods that send weights: clients send weights
+    and get their weighted average.
 
     Args (besides those of `Dense`):
         global_rate: eta_g; 1 with server = "average" is plain averaging.
@@ -52,7 +52,7 @@ class Averaged(Dense):
     def aggregate(self, state: Any, answers: Answers) -> Any:
         """Return the mean, rounded once to each tensor's dtype.
 
-        Plain averaging needs no old weights.
+        Plain averaging does not need the old weights.
         """
         if not answers or self.server != "average" or self.global_rate != 1.0:
             return super().aggregate(state, answers)
@@ -72,13 +72,13 @@ class FedAvg(Averaged):
 
     name: Literal["fedavg"] = "fedavg"
     code: ClassVar[int] = 2
-    about: ClassVar[str] = "all parameters trained and sent, averaged (AISTATS 2017)"
+    about: ClassVar[str] = "all parameters trained, sent and averaged (AISTATS 2017)"
 
     training: LocalTraining = LocalTraining(optimizer="adamw", learning_rate=3e-4)
 
     @property
     def keeps_small_steps(self) -> bool:  # type: ignore[override]
-        """Return whether small steps survive rounding. The clients' average often lies between two
+        """Return whether rounding keeps small steps. The clients' average often lies between two
         numbers of the dtype, and rounding to nearest would return w itself.
         """
         return self.training.small_steps != "nearest"
@@ -109,7 +109,9 @@ class FedPTuning(FedAvg):
 
     name: Literal["fedptuning"] = "fedptuning"  # type: ignore[assignment]
     code: ClassVar[int] = 11
-    about: ClassVar[str] = "virtual tokens made by an MLP, both trained and averaged (KDD 2024)"
+    about: ClassVar[str] = (
+        "virtual tokens and the MLP that computes them, trained and averaged (KDD 2024)"
+    )
     adapter: ClassVar[Adapter | None] = PTuning()
 
     training: LocalTraining = _SGD

@@ -3,16 +3,14 @@
 Qin, Chen, Qian, Ding, Li, Deng: "Federated Full-Parameter Tuning of Billion-Sized Language Models
 with Communication Cost under 18 Kilobytes", ICML 2024.
 
-    w    = w0 - eta sum_j A_j z_j                      Eq. 4: anybody rebuilds the model from the
-    accumulator
-    rho  = [l(w + eps z_j) - l(w - eps z_j)] / 2 eps   Eq. 5; then w <- w - eta rho z_j, T times
-    (Eq. 6; Algorithm 1, 9-12)
-    A_j <- A_j + c_i rho_j                             Eq. 7
-    p    = softmax(minmax(psi)), psi_j = mean |rho_j|  Eq. 13 (Pro): seeds that mattered are drawn
-    more often
+    w    = w0 - eta sum_j A_j z_j                       Eq. 4: the model from the accumulator A
+    rho  = [l(w + eps z_j) - l(w - eps z_j)] / 2 eps    Eq. 5
+    w   <- w - eta rho z_j, T times                     Eq. 6; Algorithm 1, 9-12
+    A_j <- A_j + c_i rho_j                              Eq. 7
+    p    = softmax(minmax(psi)), psi_j = mean |rho_j|   Eq. 13: Pro draws important seeds more often
 
-With a population of n, a local step has n draws and is w <- w - (eta / n) sum_j rho_j z_j; all n
-pairs travel, and A_j <- A_j + c_i rho_j / n, so that Eq. 4 holds as it stands.
+With a population of n, a local step has n draws and is w <- w - (eta / n) sum_j rho_j z_j. All n
+pairs are sent, and A_j <- A_j + c_i rho_j / n, so that Eq. 4 holds unchanged.
 """
 
 from collections.abc import Sequence
@@ -38,8 +36,8 @@ Uses = NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class Pool(Payload):
-    """The plan: one integer that names the candidate directions, the accumulator A, and for Pro the
-    probabilities.
+    """The plan: an integer that determines the candidate directions, the accumulator A, and for Pro
+    the probabilities.
     """
 
     seed: Annotated[int, Scalar("u4")]
@@ -51,8 +49,8 @@ class Pool(Payload):
 
 @dataclass(frozen=True)
 class Pairs(Scalars):
-    """An update: (candidate, rho) of each local step, n of them with a population of n. 8 bytes
-    each.
+    """An update: (candidate, rho) of each local step, 8 bytes each. With a population of n, a step
+    has n pairs.
     """
 
     # bytes of a pair
@@ -62,8 +60,8 @@ class Pairs(Scalars):
     scalars: Annotated[NDArray[np.float32], Array("f4", "n")]
 
     def check(self, context: DecodeContext) -> None:
-        """Check that there are at most T n pairs, of candidates in the pool, and that losses can
-        have given the scalars.
+        """Check that there are at most T n pairs with candidates in the pool, and that the scalars
+        can come from losses.
         """
         max_pairs, candidates = (
             context.lookup("steps") * context.lookup("population"),
@@ -72,16 +70,18 @@ class Pairs(Scalars):
         if not 1 <= len(self.indices) <= max_pairs:
             each = self.pair_bytes
             raise MessageError(
-                f"{each * len(self.indices)} bytes of pairs: from {each} to {each * max_pairs}, "
-                f"{each} for each"
+                f"{each * len(self.indices)} bytes of pairs, but expected {each} to "
+                f"{each * max_pairs}, {each} for each pair"
             )
         if int(self.indices.max()) >= candidates:
-            raise MessageError(f"candidate {int(self.indices.max())}: the pool has {candidates}")
+            raise MessageError(
+                f"candidate {int(self.indices.max())}, but the pool has only {candidates}"
+            )
         super().check(context)
 
     @classmethod
     def round_scalar(cls, rho: float) -> float:
-        """Return rho as it will be read from the message."""
+        """Return rho as the receiver will read it from the message."""
         return rho
 
     @classmethod
@@ -95,7 +95,7 @@ class Pairs(Scalars):
 
     @classmethod
     def from_vector(cls, vector: NDArray[np.float64], context: DecodeContext) -> "Pairs":
-        scalars: Any = vector  # in full precision
+        scalars: Any = vector  # the scalars, in full precision
         return cls(np.arange(len(vector), dtype=np.uint32), scalars)
 
     def with_vector(self, vector: NDArray[Any], context: DecodeContext) -> "Pairs":
@@ -106,7 +106,7 @@ class Pairs(Scalars):
 
 @dataclass(frozen=True)
 class HalfPairs(Pairs):
-    """The same with rho in half precision: 6 bytes each."""
+    """`Pairs` with rho in half precision, 6 bytes each."""
 
     pair_bytes: ClassVar[int] = 6
 
@@ -122,7 +122,7 @@ class HalfPairs(Pairs):
 class Accumulated(Payload):
     """A step: the accumulator after the round.
 
-    For Pro also each candidate's sum of |rho| and how often it was used.
+    For Pro it also has each candidate's sum of |rho|, and how often it was used.
     """
 
     accumulator: Annotated[NDArray[np.float32], Array("f4", "candidates")]
@@ -132,9 +132,7 @@ class Accumulated(Payload):
     uses: Annotated[Uses | None, Array("u4", "candidates", condition="importance")] = None
 
     def size(self, context: DecodeContext) -> float:
-        """Return the size of the addition: the largest sum of projections, multiplied by the
-        weights.
-        """
+        """Return the size of the added part: the largest sum of projections, times the weights."""
         added = self.accumulator.astype(np.float64) - context.lookup("step").accumulator
         if added.any():
             return max(1.0, float(np.abs(added).max()))
@@ -143,27 +141,27 @@ class Accumulated(Payload):
 
 @dataclass(frozen=True)
 class FedKSeedState(State):
-    """The last step."""
+    """The state: the last step."""
 
     step: Accumulated = field(default_factory=lambda: Accumulated(np.zeros(0, dtype=np.float32)))
 
     @property
     def pool(self) -> int:
-        """Return the integer that names the pool."""
+        """Return the integer that determines the pool."""
         return self.round_seed() & 0xFFFFFFFF
 
 
 class FedKSeed(Population):
-    """FedKSeed's settings; defaults as published but for the basis.
+    """FedKSeed's settings. The defaults are the published ones, except for the basis.
 
     Args (besides those of `Population`):
-        candidates: K, directions to choose among.
-        importance: Pro: candidates are drawn by importance.
-        steps: T, local steps a round.
-        scalars: rho in 4 bytes ("float32", as published) or in 2 ("float16", Appendix I), rounded
-            as it is sent; the accumulator, a sum over all rounds, stays in 4.
-        importance_clip: |rho| counts for importance up to this.
-        decay: the share of the accumulator that each round forgets, so that the weights go back
+        candidates: K, the number of directions to choose from.
+        importance: draw candidates by importance (FedKSeed-Pro).
+        steps: T, the number of local steps in a round.
+        scalars: rho is sent in 4 bytes ("float32", as published) or rounded to 2 ("float16",
+            Appendix I). The accumulator, a sum over all rounds, always has 4.
+        importance_clip: importance uses |rho| cut at this value.
+        decay: the share by which each round shrinks the accumulator, so that the weights move back
             towards the base.
     """
 
@@ -180,7 +178,7 @@ class FedKSeed(Population):
     importance: bool = False
     steps: PositiveInt = 200
     scalars: Literal["float32", "float16"] = "float32"
-    basis: BasisName = "hadamard"  # a pool costs as one direction
+    basis: BasisName = "hadamard"  # with it a whole pool costs as much as one direction
     learning_rate: PositiveFloat = 3e-7
     scale: PositiveFloat = 5e-4
     importance_clip: PositiveFloat = 1000.0
@@ -193,7 +191,9 @@ class FedKSeed(Population):
         return FedKSeedState(layout, seed, Accumulated(zeros, *counted))
 
     def plan(self, state: FedKSeedState, round: Round) -> Pool:
-        """Return the plan. With the base it gives a client the model, whatever rounds it missed."""
+        """Return the plan. From the base and the plan a client can make the model, no matter which
+        rounds it has missed.
+        """
         return Pool(
             state.pool,
             state.step.accumulator,
@@ -201,10 +201,10 @@ class FedKSeed(Population):
         )
 
     def train(self, state: FedKSeedState, plan: Pool, client: Client) -> Pairs:
-        """Take T zeroth-order steps from the plan's model (Algorithm 1, ClientTraining).
+        """Take T zeroth-order steps, starting from the plan's model (Algorithm 1, ClientTraining).
 
-        Local steps are along the scalars as they travel, so that whoever has the update can take
-        the same steps again.
+        Local steps use the scalars as they are sent, so that everybody with the update can repeat
+        the same steps.
         """
         basis = self.directions(plan.seed)
         order = state.client_seed(client.round, client.number)
@@ -232,8 +232,8 @@ class FedKSeed(Population):
         )
 
     def draw(self, plan: Pool, seed: int) -> NDArray[np.int64]:
-        """Return n candidates for each of T steps, uniformly or by the plan's probabilities,
-        decided by `seed`.
+        """Draw n candidates for each of T steps with `seed`, uniformly or by the plan's
+        probabilities.
         """
         numbers = draws(seed, self.steps * self.population)
         if plan.probabilities is None:
@@ -245,10 +245,10 @@ class FedKSeed(Population):
     def aggregate(self, state: FedKSeedState, answers: Answers) -> Accumulated:
         """A_j += c_i rho_j / n in double precision, rounded once (Eq. 7).
 
-        FedKSeed-Pro also counts what Eq. 13 needs.
+        FedKSeed-Pro also counts the values for Eq. 13.
         """
         updates: Sequence[Pairs] = answers.updates
-        # a schedule's factor is multiplied in, so that the accumulator has the steps as taken
+        # multiply by the schedule's factor, so that the accumulator has the steps that were taken
         factor = self.factor(answers.round)
         scaled = [u.scalars.astype(np.float64) * factor / self.population for u in updates]
         indices = [u.indices for u in updates]
@@ -267,7 +267,7 @@ class FedKSeed(Population):
         return Accumulated(total.astype(np.float32), sums.astype(np.float32), uses)
 
     def change(self, state: FedKSeedState, step: Accumulated) -> Change:
-        """w = w0 - eta sum_j A_j z_j, in one pass and one rounding (Eq. 4)."""
+        """w = w0 - eta sum_j A_j z_j, in one pass and with one rounding (Eq. 4)."""
         return Rebuild(
             [Term(self.directions(state.pool), step.accumulator)], scale=-self.learning_rate
         )
@@ -282,15 +282,14 @@ class FedKSeed(Population):
     @property
     def needs_each(self) -> str | None:
         if self.importance:
-            return "importance = true needs every single pair, not their sum"
+            return "importance = true needs every single pair, not only their sum"
         return super().needs_each
 
 
 def probabilities(step: Accumulated) -> NDArray[np.float32]:
     """Return p = softmax(minmax(psi)), psi_j = mean |rho_j| (Eq. 13).
 
-    A candidate that nobody has used yet has no psi: it counts as the mean of the others, not as
-    zero.
+    A candidate that has not been used has no psi. It gets the mean psi of the others, not zero.
     """
     assert step.sums is not None and step.uses is not None
     has_uses = step.uses > 0

@@ -1,30 +1,31 @@
-"""FedMeZO: MeZO's steps at each client, averaged as FedAvg does.
+"""FedMeZO: MeZO's steps at each client, averaged as in FedAvg.
 
-With learning rates of the clients' own.
+Clients may have their own learning rates.
 
 Ling, Chen, Yao, Li, Shen: "On the Convergence of Zeroth-Order Federated Tuning for Large Language
-Models", KDD 2024 (LoRA); FedKSeed's and Ferret's papers compare with it on all parameters.
+Models", KDD 2024 (LoRA). FedKSeed's and Ferret's papers compare with it on all parameters.
 
-    eta_i  = eta_0 (1 + alpha Phi_i)                                        Eq. 15
-    rho_t  = [l(w_i + mu z_t; x) - l(w_i - mu z_t; x)] / 2 mu,  w_i <- w_i - eta_i rho_t z_t   H
-    times, from w
-    w     <- sum_i c_i w_i                                                  c_i = 1/N in Eq. 1, the
-    default
+    eta_i  = eta_0 (1 + alpha Phi_i)                               Eq. 15
+    rho_t  = [l(w_i + mu z_t; x) - l(w_i - mu z_t; x)] / 2 mu
+    w_i   <- w_i - eta_i rho_t z_t                                 H times, starting from w
+    w     <- sum_i c_i w_i                                         c_i = 1/N in Eq. 1, the default
 
-Phi_i in [-1, 1] is a signal of client i minus the mean, over the largest absolute difference from
-it (all equal: 0). Signals are training losses, or how far a client's change Delta_i is from the
-mean one.
+Phi_i in [-1, 1] is a signal of client i minus the clients' mean, divided by the largest absolute
+difference from the mean (0 if all are equal). Signals are training losses, or the distance of a
+client's change Delta_i from the mean change.
 
-The round can travel as tensors (the weights w_i, as published; FedAvg's average takes it from
-there) or as pairs: the direction's seed, which the run's seed, the round and the client's number
-decide, and the scalar s_t = eta_i rho_t, which is sent. Then w <- w - sum_i c_i sum_t s_{i,t}
-z_{i,t}:
+A round's result can be sent as tensors (the weights w_i, as published, which are averaged as in
+FedAvg) or as pairs of a seed and a scalar. The direction's seed follows from the run's seed, the
+round and the client's number; the scalar s_t = eta_i rho_t is sent. Then
 
-    combine = "exact"  as the clients did, one after the other, to the bits of the tensors' average
-    combine = "sum"    all at once, rounded once: the same up to the rounding of the 2 m H steps it
-    leaves out
+    w <- w - sum_i c_i sum_t s_{i,t} z_{i,t}
 
-and Delta_i's distance follows from the pairs alone, as directions are nearly orthogonal:
+    combine = "exact"  repeats the clients' steps one by one, with the same bits as the tensors'
+                       average
+    combine = "sum"    adds all at once, rounded once: the same except for the rounding of the
+                       2 m H single steps
+
+The distance of Delta_i follows from the pairs alone, because directions are nearly orthogonal:
 
     |Delta_i - sum_j c_j Delta_j|^2 = |z|^2 ((1 - c_i)^2 |s_i|^2 + sum_{j != i} c_j^2 |s_j|^2)
 """
@@ -48,28 +49,28 @@ from fedseed.randomness.stream import rate_number
 from fedseed.training.protocol import Client
 from fedseed.weights.change import Add, Average, Change, Term
 
-ROUNDS = 5  # over which "loss-5" takes the mean
-# stands for a rate factor of 0: with it even the largest estimate moves no weight
+ROUNDS = 5  # number of rounds in the mean of "loss-5"
+# replaces a rate factor of 0: with it, even the largest estimate does not move a weight
 NO_RATE = 1e-20
 
 
 @dataclass(frozen=True)
 class Rate(Payload):
-    """A plan: the client's learning rate; None: all clients have the same."""
+    """A plan: the client's learning rate; None: all clients have the same rate."""
 
     rate: Annotated[float | None, Scalar("f4", condition="personal_plans")] = None
 
 
 @dataclass(frozen=True)
 class Trace(Scalars):
-    """The local steps of a client: an update as pairs, or one client's part of a step.
+    """A client's local steps: an update as pairs, or one client's part of a step.
 
     Args:
-        client: whose directions they are; an update does not say it.
-        weight: c_i; an update does not say it.
-        loss: the client's mean training loss, if the rates follow the losses.
-        scalars: eta_i rho_t of each local step (0: skipped), float32, shape (H,); with a population
-            of n eta_i rho_{t,j} / n, shape (H n,). The directions follow from round and client.
+        client: the client whose directions are used; None in an update.
+        weight: c_i; None in an update.
+        loss: the client's mean training loss, if rates depend on losses.
+        scalars: eta_i rho_t of each local step (0: skipped), float32, shape (H,). With a population
+            of n, eta_i rho_{t,j} / n, shape (H n,). The directions follow from round and client.
     """
 
     client: Annotated[int, Scalar("u4", payload_kind="step")] = field(
@@ -88,7 +89,7 @@ class Trace(Scalars):
 
 @dataclass(frozen=True)
 class Traces(Payload):
-    """A step: the clients' traces side by side; none: nobody answered."""
+    """A step: the clients' traces; empty if nobody answered."""
 
     parts: Annotated[tuple[Trace, ...], Many(Trace)]
 
@@ -96,9 +97,7 @@ class Traces(Payload):
         return sum(part.weight * part.size(context) for part in self.parts)
 
     def distances(self) -> Mapping[int, float]:
-        """Return each client's |Delta_i - sum_j c_j Delta_j|, by its number, in multiples of
-        |z|.
-        """
+        """Return |Delta_i - sum_j c_j Delta_j| by client number, in multiples of |z|."""
         squares = [float(np.square(part.scalars, dtype=np.float64).sum()) for part in self.parts]
         total = sum(
             part.weight**2 * square for part, square in zip(self.parts, squares, strict=True)
@@ -112,15 +111,15 @@ class Traces(Payload):
 
 @dataclass(frozen=True)
 class FedMeZOState(DenseState):
-    """The number of rounds, and the clients' signals from them.
+    """The state: the number of rounds, and the clients' signals from these rounds.
 
-    With tensors, only the coordinator knows the signals.
+    If tensors are sent, only the coordinator knows the signals.
     """
 
     remembered: ClassVar[tuple[str, ...]] = (*DenseState.remembered, "signals")
 
-    rounds_done: int = 0  # how many rounds are done
-    # (client, signal), shape (k, 2): at most ROUNDS of each client, its newest last
+    rounds_done: int = 0  # number of completed rounds
+    # (client, signal), shape (k, 2): at most ROUNDS for each client, the newest last
     signals: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
 
     @cached_property
@@ -149,27 +148,29 @@ class FedMeZO(Averaged, Population):
     """FedMeZO's settings.
 
     Args (besides those of `Population` and `Averaged`):
-        learning_rate: eta_0, the rate of the local steps; each client's own is near it.
-        steps: H, local steps a round.
-        personal: whether clients have rates of their own, and which signal decides them: "loss"
-            (last round's training loss), "loss-5" (its mean over five rounds), "update" (how far
-            the client's last change was from the mean change), "random" (uniform, each round anew),
-            "constant".
-        alpha: how far rates go from eta_0: from 1 - alpha to 1 + alpha times.
-        travel: "pairs" (4 bytes a local step and direction) or "tensors" (as published).
-        global_rate: eta_g; with tensors alone.
-        combine: with pairs, "sum" (one pass, one rounding) or "exact" (the bits of the tensors'
-            average; every client's steps are taken again one by one, with two more copies of the
-            weights in memory).
-        seeds: with pairs, "own": each client steps along directions of its own; "shared": a round's
-            clients along the same ones, so that the step is one client's length, and rules can
-            combine the pairs.
+        learning_rate: eta_0, the rate of the local steps. A client's own rate is near it.
+        steps: H, the number of local steps in a round.
+        personal: the signal for clients' own rates: "loss" (the last round's training loss),
+            "loss-5" (its mean over five rounds), "update" (the distance of the client's last change
+            from the mean change), "random" (drawn uniformly in each round), or "constant" (all
+            clients have the same rate).
+        alpha: range of the rates: from 1 - alpha to 1 + alpha times eta_0.
+        travel: what is sent: "pairs" (4 bytes for each local step and direction) or "tensors" (as
+            published).
+        global_rate: eta_g; only with tensors.
+        combine: how to combine pairs: "sum" (one pass, one rounding) or "exact" (the same bits as
+            the tensors' average; each client's steps are repeated one by one, with two more copies
+            of the weights in memory).
+        seeds: directions of pairs. "own": each client has its own. "shared": all clients of a round
+            have the same, so that a step is as long as one client's update, and rules can combine
+            the pairs.
     """
 
     name: Literal["fedmezo"] = "fedmezo"
     code: ClassVar[int] = 8
     about: ClassVar[str] = (
-        "MeZO's steps at each client, averaged; as tensors or pairs; rates per client (KDD 2024)"
+        "MeZO's steps at each client, averaged; sent as tensors or pairs; clients' own rates "
+        "(KDD 2024)"
     )
     state_type, plan_type = FedMeZOState, Rate
 
@@ -189,12 +190,12 @@ class FedMeZO(Averaged, Population):
     def _pairs_are_averaged(self) -> "FedMeZO":
         if self.travel == "pairs" and self.global_rate != 1.0:
             raise ValueError(
-                'global_rate needs travel = "tensors": with pairs nobody holds the average'
+                'global_rate needs travel = "tensors": with pairs no party has the average'
             )
         if self.travel == "pairs" and self.small_steps == "stochastic":
             raise ValueError(
-                'small_steps = "stochastic" needs travel = "tensors"; combine = "sum" loses no '
-                "small steps either"
+                'small_steps = "stochastic" needs travel = "tensors"; combine = "sum" keeps small '
+                "steps as well"
             )
         if self.seeds == "shared" and (self.travel, self.combine) != ("pairs", "sum"):
             raise ValueError(
@@ -203,12 +204,13 @@ class FedMeZO(Averaged, Population):
             )
         if self.seeds == "shared" and self.personal not in ("constant", "random"):
             raise ValueError(
-                f'personal = "{self.personal}" needs seeds = "own": a sum hides single clients'
+                f'personal = "{self.personal}" needs seeds = "own": a sum hides single '
+                "clients' signals"
             )
         return self
 
     def plan(self, state: FedMeZOState, round: Round) -> Rate:
-        """Return the client's rate, in single precision as it is sent (Eq. 15)."""
+        """Return the client's rate in single precision, as it is sent (Eq. 15)."""
         if self.personal == "constant":
             return Rate()
         if self.personal == "random":
@@ -227,9 +229,9 @@ class FedMeZO(Averaged, Population):
         return signals
 
     def train(self, state: FedMeZOState, plan: Rate, client: Client) -> Trace | Weights:
-        """Take H steps along directions of the client's own seed.
+        """Take H steps along directions from the client's own seed.
 
-        A step without a usable loss is left out.
+        A step without usable losses is left out.
         """
         seed, n = self.seed_of(state, client.round, client.number), self.population
         basis = self.directions(seed)
@@ -257,7 +259,7 @@ class FedMeZO(Averaged, Population):
         return state.client_seed(number, client)
 
     def aggregate(self, state: FedMeZOState, answers: Answers) -> Any:
-        """Return the pairs side by side, their mean if clients share directions, or the average of
+        """Return all clients' pairs, the mean pairs if clients share directions, or the average of
         the weights.
         """
         if self.travel == "tensors":
@@ -295,7 +297,7 @@ class FedMeZO(Averaged, Population):
         return Average(branches)
 
     def advance(self, state: FedMeZOState, step: Any) -> FedMeZOState:
-        """Count the round, and note the clients' signals, which everybody reads from pairs."""
+        """Count the round, and store the clients' signals, which follow from the pairs."""
         if self.travel == "tensors":
             state = super().advance(state, step)
         elif self.losses_travel:
@@ -305,7 +307,7 @@ class FedMeZO(Averaged, Population):
         return replace(state, rounds_done=state.rounds_done + 1)
 
     def remember(self, state: FedMeZOState, answers: Answers) -> FedMeZOState:
-        """Note the clients' signals, which only the coordinator knows if tensors travel."""
+        """Store the clients' signals. If tensors are sent, only the coordinator knows them."""
         if self.travel == "pairs" or not answers:
             return state
         if self.losses_travel:
@@ -318,10 +320,10 @@ class FedMeZO(Averaged, Population):
         return state.add_signals(dict(zip((client for client, _, _ in answers), far, strict=True)))
 
     def unit(self, state: FedMeZOState) -> float:
-        """Return the round's rate over n, by which estimates are multiplied before they travel as
-        pairs.
+        """Return the round's rate divided by n. Estimates are multiplied by it before they are sent
+        as pairs.
         """
-        # estimates are divided out of pairs by this
+        # to get estimates back, pairs are divided by this
         factor = self.factor(state.rounds_done + 1) or NO_RATE
         return self.learning_rate * factor / self.population
 
@@ -331,14 +333,14 @@ class FedMeZO(Averaged, Population):
 
     @property
     def losses_travel(self) -> bool:
-        """Return whether updates carry the mean training loss."""
+        """Return whether updates include the mean training loss."""
         return self.personal in ("loss", "loss-5")
 
     @property
     def incomparable(self) -> str | None:  # type: ignore[override]
         if self.travel == "tensors" or self.seeds == "shared":
             return None
-        return 'seeds = "own" with travel = "pairs": each client steps along directions of its own'
+        return 'seeds = "own" with travel = "pairs": each client steps along its own directions'
 
     @property
     def update_type(self) -> type[Trace | Weights]:  # type: ignore[override]
@@ -354,10 +356,10 @@ class FedMeZO(Averaged, Population):
 
 
 def phi(signals: Mapping[int, float], client: int) -> float:
-    """Return Phi_i, from -1 to 1: a client's signal minus the mean, over the largest absolute
-    difference from it.
+    """Return Phi_i, from -1 to 1: a client's signal minus the mean, divided by the largest absolute
+    difference from the mean.
 
-    It is 0 for a client without a signal, and where all signals are equal.
+    It is 0 for a client without a signal, and if all signals are equal.
     """
     if client not in signals:
         return 0.0

@@ -1,14 +1,13 @@
-"""FedSGD: one gradient per client and round; the server takes the step.
+"""FedSGD: each client sends one gradient in a round, and the server takes the step.
 
-McMahan et al., AISTATS 2017, Section 2: FedAvg with one step on one batch, where it does not matter
-whether weights or gradients are averaged. With g_i the gradient of client i's mean loss over its
-batch:
+McMahan et al., AISTATS 2017, Section 2: FedAvg with one step on one batch, for which averaging
+weights or gradients is the same. If g_i is the gradient of client i's mean loss over its batch:
 
     w <- w - eta sum_i c_i g_i
 
-With c_i in proportion to the terms of the loss (response tokens, or examples) the sum is the
-gradient of the mean loss over the union of the batches: the step is the one of centralised SGD on
-that union.
+If c_i is proportional to the number of terms in the loss (response tokens, or examples), the sum is
+the gradient of the mean loss over the union of the batches, and the step is that of centralised SGD
+on that union.
 """
 
 from collections.abc import Iterator
@@ -34,13 +33,13 @@ class Gradient(WholeTensors):
 
     weight_terms: ClassVar[str | None] = "terms"
 
-    terms: Annotated[int, Scalar("u4")]  # how many terms the loss is a mean of
+    terms: Annotated[int, Scalar("u4")]  # number of terms in the mean loss
     # the gradient, tensor by tensor, in the weights' dtypes
     data: Annotated[bytes, Tensors()]
 
     @classmethod
     def reference_weights(cls, context: DecodeContext) -> None:
-        """Return None: gradients are vectors as they are."""
+        """Return None: gradients are vectors already."""
 
     def check(self, context: DecodeContext) -> None:
         if self.terms < 1:
@@ -54,24 +53,25 @@ class FedSGD(Dense):
     """FedSGD's settings.
 
     Args (besides those of `Dense`):
-        learning_rate: eta, the server's.
-        batch: examples of a client's gradient; None: all it has.
-        micro_batch: examples that go through the model at a time.
-        small_steps: how 16-bit weights are rounded after the server's step: to "nearest", where
-            most steps are less than half a unit in the last place, or "stochastic", by numbers of
-            (seed, round), right on average.
-        schedule: of eta, by round; None: it stays the same.
-        summed: in a simulation, add c_i g_i up in the memory of one gradient as backward passes
-            make them, with the mean as rule; in the weights' dtype, so that the last bits differ
-            from those of separate gradients.
-        weighting: "terms": the gradient on the union of the batches; or "examples", "equal" as with
-            other methods.
+        learning_rate: eta, the server's rate.
+        batch: number of examples for a client's gradient; None: all it has.
+        micro_batch: number of examples that go through the model at a time.
+        small_steps: how 16-bit weights are rounded after the server's step. "nearest": most steps
+            are lost, because they are smaller than half a unit in the last place. "stochastic": by
+            random numbers from (seed, round), correct on average.
+        schedule: schedule of eta over the rounds; None: eta is constant.
+        summed: in a simulation, add up c_i g_i in the memory of a single gradient during the
+            backward passes. It needs the mean as rule. The sum has the weights' dtype, so its last
+            bits differ from those of separate gradients.
+        weighting: "terms": the gradient on the union of the batches; or "examples" or "equal", as
+            in other methods.
     """
 
     name: Literal["fedsgd"] = "fedsgd"
     code: ClassVar[int] = 9
     about: ClassVar[str] = (
-        "one gradient a round and client, averaged: centralised SGD on the union of the batches"
+        "one averaged gradient from each client in a round: centralised SGD on the union of "
+        "the batches"
     )
     update_type = Gradient
 

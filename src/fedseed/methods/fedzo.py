@@ -1,7 +1,7 @@
-"""FedZO: zeroth-order local steps, dense averaging.
+"""FedZO: zeroth-order local steps, averaged weights.
 
 Fang, Yu, Jiang, Shi, Jones, Zhou: "Communication-Efficient Stochastic Zeroth-Order Optimization for
-Federated Learning", 2022, as Ferret and FedKSeed compare with it:
+Federated Learning", 2022, in the form that Ferret and FedKSeed compare with:
 
     g    = (1 / b2) sum_j rho_j z_j,  rho_j = [l(w + eps z_j; X) - l(w; X)] / eps,  X of b1 examples
     w   <- w - eta g, T times; then FedAvg's average
@@ -23,11 +23,11 @@ class FedZO(Averaged, Population):
     """FedZO's settings.
 
     Args (besides those of `Population` and `Averaged`):
-        steps: T, local steps a round.
-        batch: b1, examples of an estimate.
-        estimates: b2, directions of a step; with a population of n, b2 n.
-        estimator: "one-point" (as published) or "two-point" (then this is FedMeZO as FedKSeed names
-            it).
+        steps: T, the number of local steps in a round.
+        batch: b1, the number of examples for an estimate.
+        estimates: b2, the number of directions in a step; with a population of n, b2 n directions.
+        estimator: "one-point" (as published) or "two-point" (which is FedKSeed's version of
+            FedMeZO).
     """
 
     name: Literal["fedzo"] = "fedzo"
@@ -43,7 +43,7 @@ class FedZO(Averaged, Population):
     small_steps: Literal["nearest", "stochastic"] = "nearest"
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Weights:
-        """Take T steps along directions of the client's own seed, and sends the weights."""
+        """Take T steps along directions from the client's own seed, and send the weights."""
         seed = state.client_seed(client.round, client.number)
         basis, count = self.directions(seed), self.estimates * self.population
         draws = [range(t * count, (t + 1) * count) for t in range(self.steps)]

@@ -1,17 +1,16 @@
-"""Error feedback: a client adds what its compressor has left out to its next change.
+"""Error feedback: a client adds the part that its compressor left out to its next change.
 
 Karimireddy, Rebjock, Stich, Jaggi: "Error Feedback Fixes SignSGD and other Gradient Compression
-Schemes", ICML 2019, Algorithm 1, with a whole round's change in place of a step's gradient. For a
-compressor C, on client i:
+Schemes", ICML 2019, Algorithm 1, with a round's change in place of a step's gradient. For client i
+and a compressor C:
 
-    p        = e_i + Delta_i                     Delta_i = w_start - w_end, after T local optimiser
-    steps
-    q        = C(p)                              what is sent
-    e_i     <- beta (p - q)                      what is remembered: d float32 numbers on the client
+    p        = e_i + Delta_i              Delta_i = w_start - w_end, after T local optimiser steps
+    q        = C(p)                       is sent
+    e_i     <- beta (p - q)               is remembered: d float32 numbers on the client
     w       <- w - eta_g sum_i c_i q_i
 
-A client that takes no part in a round keeps what it remembers. If an update is sent and does not
-count (refused, or too late), what was sent is lost.
+A client keeps its memory in rounds in which it does not take part. If an update is sent but does
+not count (because it is refused or too late), the sent part is lost.
 """
 
 from abc import abstractmethod
@@ -28,9 +27,9 @@ from fedseed.training.protocol import Client
 from fedseed.training.settings import LocalTraining
 from fedseed.weights.change import Patch
 
-# entries of a vector that are compressed together; its last chunk may be shorter
+# number of entries of a vector that are compressed together; the last chunk may be shorter
 CHUNK = 4096
-TOGETHER = 64  # chunks worked on at a time
+TOGETHER = 64  # chunks to process at a time
 
 
 def chunks_of(size: int) -> int:
@@ -39,12 +38,12 @@ def chunks_of(size: int) -> int:
 
 
 def round_to_brain(values: NDArray[Any]) -> Floats:
-    """Return numbers as they are after they have travelled as bfloat16."""
+    """Return numbers after rounding to bfloat16, as they are sent."""
     return to_floats(from_floats(values.astype(np.float32), "bfloat16"), "bfloat16")
 
 
 class Scales(Halves):
-    """Scales of chunks: numbers in bfloat16, of which none is negative."""
+    """Encodes scales of chunks: numbers in bfloat16 that must not be negative."""
 
     def decode_elements(self, values: NDArray[Any]) -> NDArray[Any]:
         scales = super().decode_elements(values)
@@ -57,9 +56,8 @@ class Feedback(Method):
     """Settings of methods that compress the local change.
 
     Args (besides those of `Method`):
-        global_rate: eta_g, the rate of the step that the answers make.
-        feedback: beta, how much of what was not sent is remembered; 0: nothing is, and clients keep
-            no memory.
+        global_rate: eta_g, the rate of the step made from the answers.
+        feedback: beta, the share of the unsent part that is remembered; 0: clients keep no memory.
         training: local training.
     """
 
@@ -72,16 +70,16 @@ class Feedback(Method):
 
     @abstractmethod
     def compress(self, state: Any, vector: Floats, round: int) -> Payload:
-        """Return C(p), of a vector of length d."""
+        """Return C(p), the compressed form of a vector of length d."""
 
     @abstractmethod
     def to_patches(self, state: Any, update: Any) -> list[Patch]:
-        """Return q as patches, as everybody reads it from the update."""
+        """Return q as patches, read from the update like every receiver does."""
 
     def train(self, state: Any, plan: Nothing, client: Client) -> Payload:
-        """Train locally, and compress the change plus what was left out before.
+        """Train locally, and compress the change plus the remembered part.
 
-        The client remembers what is left out now.
+        The client then remembers the part that is left out.
         """
         client.first_order(self.training.for_round(client.round))
         with client.phase("projection"):

@@ -3,13 +3,13 @@
 Cai, Chen, Zhu: "FeedSign: Robust Full-parameter Federated Fine-tuning of Large Models with
 Extremely Low Communication Overhead of One Bit", 2025.
 
-    vote_k = sign of rho_k, two-point, on client k's batch, along z_t (Eq. 2; the seed is the step's
-    number)
-    f      = sign(sum_k vote_k)                                       majority (Eq. 4)
-    w     <- w - eta f z_t                                            Eq. 3
+    vote_k = sign of rho_k                two-point, on client k's batch, along z_t (Eq. 2; the seed
+                                          is the step's number)
+    f      = sign(sum_k vote_k)           majority (Eq. 4)
+    w     <- w - eta f z_t                Eq. 3
 
-Ties, and projections of exactly zero, are settled by the step's coin from the shared stream, so
-that a bit is enough.
+Ties and projections of exactly zero are decided by the step's coin from the shared stream, so that
+one bit is enough.
 """
 
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ from fedseed.randomness.stream import coins
 from fedseed.training.protocol import Client
 
 Signs = NDArray[np.int8]
-MAX_VOTES = 1 << 16  # votes of a step
+MAX_VOTES = 1 << 16  # the most votes in a step
 
 
 @dataclass(frozen=True)
 class Votes(Summand):
-    """A sign (+1 or -1) for each direction of the step: an update, or a step.
+    """Signs (+1 or -1) for the directions of a step: an update, or a step.
 
-    No signs: a step that nobody voted on.
+    A step without signs is one that nobody voted on.
     """
 
     counted: ClassVar[bool] = True
@@ -45,16 +45,17 @@ class FeedSign(Population, Stepwise):
     """FeedSign's settings; a round is a step.
 
     Args (besides those of `Population` and `Stepwise`):
-        votes_per_round: v, directions voted on at the same weights and applied together; with a
-            population of n, v n.
-        epsilon: DP-FeedSign: each vote is drawn (Eq. 21), which spends so much; None: plain
+        votes_per_round: v, the number of directions that are voted on at the same weights and
+            applied together; with a population of n, v n directions.
+        epsilon: the epsilon that each drawn vote of DP-FeedSign spends (Eq. 21); None: plain
             majority (Eq. 4).
     """
 
     name: Literal["feedsign"] = "feedsign"
     code: ClassVar[int] = 5
     about: ClassVar[str] = (
-        "one bit up, one bit down per step, by majority; with epsilon DP-FeedSign (2025)"
+        "one bit up and one bit down in each step, by majority; with epsilon it is "
+        "DP-FeedSign (2025)"
     )
     update_type = step_type = Votes
     shares_losses = True
@@ -68,25 +69,26 @@ class FeedSign(Population, Stepwise):
     def _votes_have_no_size(self) -> "FeedSign":
         if self.divide_by != "nothing":
             raise ValueError(
-                f'divide_by = "{self.divide_by}": votes have no size to divide by; leave it out'
+                f'divide_by = "{self.divide_by}": votes have no size to divide by; remove this key'
             )
         if self.clip_projection is not None:
             raise ValueError(
-                f"clip_projection = {self.clip_projection}: votes have no size to cut; leave it out"
+                f"clip_projection = {self.clip_projection}: votes have no size to cut; remove "
+                "this key"
             )
         if self.per_step > MAX_VOTES:
             raise ValueError(
                 f"votes_per_round = {self.votes_per_round}, population = {self.population}: "
-                f"{self.per_step:,} votes a step, at most {MAX_VOTES:,} are possible"
+                f"{self.per_step:,} votes in a step, but at most {MAX_VOTES:,} are possible"
             )
         if self.optimizer == "hiso" and not self.has_many_directions:
             raise ValueError(
-                'optimizer = "hiso" learns from how directions of a step add up, and a vote alone '
-                "has no size: take several a step (votes_per_round, or population)"
+                'optimizer = "hiso" learns from the sum of a step\'s directions, and a single '
+                "vote has no size: use several votes in a step (votes_per_round, or population)"
             )
         if self.normalize != "none":
             raise ValueError(
-                f'normalize = "{self.normalize}": votes have no scale to take away; leave it out'
+                f'normalize = "{self.normalize}": votes have no scale to remove; remove this key'
             )
         return self
 
@@ -97,7 +99,7 @@ class FeedSign(Population, Stepwise):
     def train(self, state: StepState, plan: Nothing, client: Client) -> Votes:
         """Take the signs of the client's projections (Eq. 2).
 
-        A loss that is not finite makes the client abstain.
+        If a loss is not finite, the client abstains.
         """
         items, n = next(client.batches(self.batch)), self.population
         basis, along = self.directions(state.seed), self.indices(client.round)
@@ -119,12 +121,12 @@ class FeedSign(Population, Stepwise):
         return step.signs, None
 
     def _break_ties(self, values: NDArray[Any], state: StepState, number: int) -> Signs:
-        """Return the signs of values; a zero takes the step's coin."""
+        """Return the signs of values. A zero gets the sign of the step's coin."""
         zero, signs = values == 0, np.sign(values)
         if zero.any():
             signs = np.where(zero, self.coins(state, number), signs)
         return signs.astype(np.int8)
 
     def coins(self, state: StepState, number: int) -> Signs:
-        """Return the step's coins, one per vote; everybody knows them."""
+        """Return the step's coins, one for each vote. All parties know them."""
         return coins(state.seed, number, self.per_step)

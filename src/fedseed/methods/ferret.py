@@ -1,21 +1,20 @@
-"""Ferret: first-order local training, the update sent as coefficients on random directions, block
-by block.
+"""Ferret: first-order local training; the update is sent as coefficients on random directions,
+block by block.
 
 Shu, Hu, Ng, Low, Yu: "Ferret: Federated Full-Parameter Tuning at Scale for Large Language Models",
 ICML 2025.
 
-    Delta   = w_start - w_end                          after T local optimiser steps (Algorithm 1,
-    line 11)
-    gamma_l = (rho_l K_l)^-1 V_l^T Delta_l             Eqs. 6 and 8
-    w      <- w - eta_g sum_i c_i sum_l V_l gamma_l    Eq. 2 and Algorithm 1, line 6; eta_g: C.1
+    Delta   = w_start - w_end                         Algorithm 1, line 11: after T local steps
+    gamma_l = (rho_l K_l)^-1 V_l^T Delta_l            Eqs. 6 and 8
+    w      <- w - eta_g sum_i c_i sum_l V_l gamma_l   Eq. 2 and Algorithm 1, line 6; eta_g: C.1
 
-K_l, how many directions each block gets (`allocation`):
+K_l is the number of directions of each block (`allocation`):
 
     norm      K_l = max(2, floor(K |Delta_l| / max |Delta|))    as in the authors' code;
-              with `fixed_total` K_l in proportion to |Delta_l|, K in all
-    sqrt      K_l in proportion to sqrt(|Delta_l| / rho_l)      Prop. 2
-    previous  as sqrt, with |Delta_l| estimated from the last step, which everybody knows, so that
-    all clients agree
+              with `fixed_total`, K_l is proportional to |Delta_l|, and K in total
+    sqrt      K_l is proportional to sqrt(|Delta_l| / rho_l)    Prop. 2
+    previous  like sqrt, with |Delta_l| estimated from the last step, which all parties know, so
+              that all clients agree
     uniform, size
 
 The paper prints K for K_l in the first half of Eq. 8; Eq. 7 and Theorem 1 (an unbiased
@@ -53,28 +52,28 @@ from fedseed.weights.change import Change
 from fedseed.weights.layout import BlockRule, Layout
 
 Counts = NDArray[np.int64]
-Gammas = Sequence[NDArray[np.float32]]  # of each block
+Gammas = Sequence[NDArray[np.float32]]  # coefficients of each block
 Allocation = Literal["norm", "sqrt", "uniform", "size", "previous"]
-# allocations for which a client's change decides
+# allocations that depend on a client's change
 BY_CHANGE = ("norm", "sqrt")
-# K_l^2 inner products of length d_l and K_l^2 numbers of memory are needed
+# K_l^2 inner products of length d_l, and K_l^2 numbers in memory, are needed
 EXACT_LIMIT = 512
-GRAM_PIECE = 1 << 17  # elements of each direction held at a time
+GRAM_PIECE = 1 << 17  # number of elements of each direction in memory at a time
 
 
 @dataclass(frozen=True)
 class FerretPlan(Payload):
-    """The seed all clients of the round use, or None where each takes its own."""
+    """A plan: the seed of all clients of the round, or None if each client has its own."""
 
     seed: Annotated[int | None, Scalar("u8", condition="shared")]
 
 
 @dataclass(frozen=True)
 class Coefficients(Summand):
-    """One seed, and for each block the coefficients on its directions 0, 1, ...
+    """One seed, and the coefficients of each block on its directions 0, 1, ...
 
-    As an update: a client's projected change. In bytes: 8 for the seed, 4 per block for the counts,
-    4 per coefficient.
+    As an update, this is a client's projected change. It takes 8 bytes for the seed, 4 for the
+    count of each block, and 4 for each coefficient.
     """
 
     seed: Annotated[int, Scalar("u8")]
@@ -84,13 +83,13 @@ class Coefficients(Summand):
         if context.kind == "update" and context.lookup("shared"):
             planned = context.method.round_seed(context.state, context.round)
             if self.seed != planned:
-                raise MessageError(f"seed {self.seed}: the round's seed is {planned}")
+                raise MessageError(f"seed {self.seed}, but the round's seed is {planned}")
 
     def size(self, context: DecodeContext) -> float:
         return CoefficientStep((self,)).size(context)
 
     def times(self, weight: float) -> "Coefficients":
-        """Return c gamma, in double precision and rounded once."""
+        """Return c gamma, computed in double precision and rounded once."""
         return replace(
             self,
             gammas=tuple((weight * g.astype(np.float64)).astype(np.float32) for g in self.gammas),
@@ -110,7 +109,7 @@ class Coefficients(Summand):
     def from_vector(cls, vector: NDArray[Any], context: DecodeContext) -> "Coefficients":
         """Return the coefficients of a vector, with the round's seed.
 
-        Where changes decide how long blocks are, zeros at their ends are left out.
+        If the lengths of blocks depend on changes, zeros at their ends are left out.
         """
         least = 1 if context.lookup("allocation") in BY_CHANGE else len(vector)
         least_of_each = [least] * len(context.state.layout.block_sizes)
@@ -133,7 +132,7 @@ def _split(
 ) -> tuple[NDArray[Any], ...]:
     """Return the blocks of a vector, without the zeros at their ends.
 
-    `least`: how many numbers each block has at least.
+    `least`: the least number of coefficients in each block.
     """
     blocks = np.split(vector, np.cumsum(context.method.coefficient_counts(context.state))[:-1])
     return tuple(
@@ -144,26 +143,32 @@ def _split(
 
 @dataclass(frozen=True)
 class BitCoefficients(Coefficients):
-    """`Coefficients` of one bit each. Bytes: 8 for the seed, 8 per block, 1/8 per coefficient."""
+    """`Coefficients` of one bit each: 8 bytes for the seed, 8 for each block, 1/8 for each
+    coefficient.
+    """
 
     gammas: Annotated[Gammas, RaggedBits("max_per_block")]
 
 
 @dataclass(frozen=True)
 class CoefficientStep(Payload):
-    """The sum that a round adds: with shared seeds one part, otherwise one for each client.
+    """A step: the sum that a round adds. It has one part if clients share a seed, and otherwise one
+    part for each client.
 
-    Weights c_i are multiplied in.
+    The coefficients are already multiplied by the weights c_i.
     """
 
     parts: Annotated[tuple[Coefficients, ...], Many(Coefficients)]
 
     def check(self, context: DecodeContext) -> None:
         if context.lookup("shared") and len(self.parts) > 1:
-            raise MessageError(f"{len(self.parts)} parts in a step whose clients share a seed")
+            raise MessageError(
+                f"{len(self.parts)} parts in a step, but clients share a seed, so there must be "
+                "at most one"
+            )
 
     def size(self, context: DecodeContext) -> float:
-        """Return sqrt(E |V gamma|^2 / d), as directions are nearly orthogonal."""
+        """Return sqrt(E |V gamma|^2 / d), because directions are nearly orthogonal."""
         if not self.parts:
             return 0.0
         basis, square = context.method.directions_of(0), 0.0
@@ -179,17 +184,19 @@ class CoefficientStep(Payload):
 
 @dataclass(frozen=True)
 class BitStep(CoefficientStep):
-    """A round's step in a bit a coefficient."""
+    """A step with one bit for each coefficient."""
 
     parts: Annotated[tuple[BitCoefficients, ...], Many(BitCoefficients)]
 
 
-# bytes of an update of one block, without its coefficients
+# bytes of an update with one block, without its coefficients
 OVERHEAD = 16
 
 
 def parse_bytes(value: Any) -> Any:
-    """Return bytes from a text such as "28kB" or "1.5 MB"; anything else as it is."""
+    """Return the number of bytes from a text such as "28kB" or "1.5 MB"; return other values
+    unchanged.
+    """
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"([\d.]+) *(k|M)?B", value)
@@ -200,7 +207,7 @@ def parse_bytes(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class FerretState(BlockState):
-    """The last step that carried coefficients, and how many did."""
+    """The state: the last step with coefficients, and the number of such steps."""
 
     previous: CoefficientStep | None = None
     steps_done: int = 0
@@ -209,53 +216,59 @@ class FerretState(BlockState):
 class Ferret(BlockRates):
     """Ferret's settings.
 
-    Defaults as published but for the basis and eta_g, which the paper searches (10, 5, 1).
+    The defaults are the published ones, except for the basis and for eta_g, which the paper
+    searches (10, 5, 1).
 
     Args (besides those of `Method` and `BlockRates`):
-        blocks: "one", "tensor", "packed" (published) or a number.
-        bytes: about how many a client sends in a round, such as 28000 or "28kB": sets those of the
-            keys below that are not given: one block, one seed a round, and as many coefficients as
-            fit, in a bit each, or from 262 kB on in 4 bytes; bits tune better at equal bytes
-            (docs/comparison.md).
-        directions: K, the total over all blocks; for allocation "norm" without `fixed_total` the
-            count of the block with the largest update.
-        basis: where directions come from. "truncated_normal" is published; "hadamard" tunes as well
-            and costs the same for any number of directions (benchmarks/README.md).
-        basis_rank: for "lowrank", how many outer products of signs a direction is, on each matrix.
-        scalars: a coefficient in 4 bytes ("float32", as published) or in a "bit": its sign, and one
-            magnitude for all of a block, up and down (`fedseed.methods.payload.RaggedBits`).
-        allocation: how many directions K_l each block gets (`fedseed.methods.ferret`); "norm" is
-            the authors' code's.
-        fixed_total: for allocation "norm" K is the total, too (the constraint of Prop. 2), with at
-            least one direction for each block. Without it, as in the authors' code, how many
-            numbers a client sends follows from its data, and so a comparison with other allocations
-            is unfair.
-        seeds: "per-client" (published; the step carries every client's seed and coefficients),
-            "shared" (one a round) or "fixed": one for all rounds, so that the weights move in the
-            span of its directions only.
-        exact: coefficients by least squares (Eq. 5) instead of Eq. 6; at most 512 directions a
-            block.
-        streaming: project each gradient as backward produces it, then apply and free it: never are
-            all gradients, or the change, in memory. For plain SGD with one micro-batch a step, and
-            allocations that do not look at the change. In 16 bit, steps that the weights round away
-            count all the same; training.small_steps decides about the weights that later gradients
-            are taken at ("master" keeps a float32 copy of them, "stochastic" none).
-        put_back: how a client that streams comes back to the weights of the round's beginning: from
-            a "copy" of them, or "steps": the base is read from its safetensors files again, and all
-            steps so far are taken again. Then no copy is in memory, and each client costs the
-            directions of all earlier rounds (with "hadamard" a pass over the weights each). Where
-            files do not have the weights, or are below 64 MiB, it is a copy all the same.
-        server: what the step is given to: "average" (as published), "momentum", "nesterov" or
-            "adam" (4 or 8 bytes of memory per parameter, of everybody who holds the model; a replay
-            restores its averages).
+        blocks: "one", "tensor", "packed" (published), or the number of blocks.
+        bytes: approximate number of bytes that a client sends in a round, such as 28000 or "28kB".
+            It sets those of the keys below that are not given: one block, one seed for each round,
+            and as many coefficients as fit, with one bit each, or from 262 kB on with 4 bytes each.
+            With equal bytes, bits tune better (docs/comparison.md).
+        directions: K, the total number of directions over all blocks. For allocation "norm" without
+            `fixed_total`, it is the number for the block with the largest update.
+        basis: the kind of directions. "truncated_normal" is published; "hadamard" tunes equally
+            well and costs the same for any number of directions (benchmarks/README.md).
+        basis_rank: for "lowrank": the number of outer products of signs that make up a direction,
+            on each matrix.
+        scalars: how a coefficient is sent, up and down: in 4 bytes ("float32", as published) or in
+            a "bit", which is its sign, with one magnitude for each block
+            (`fedseed.methods.payload.RaggedBits`).
+        allocation: the number of directions K_l of each block (`fedseed.methods.ferret`); "norm" is
+            that of the authors' code.
+        fixed_total: make K the total for allocation "norm" as well (the constraint of Prop. 2),
+            with at least one direction for each block. Without it, as in the authors' code, the
+            number of values that a client sends depends on its data, so a comparison with other
+            allocations is unfair.
+        seeds: "per-client" (published; the step has every client's seed and coefficients), "shared"
+            (one for each round), or "fixed" (one for all rounds, so that the weights move only in
+            the span of its directions).
+        exact: compute coefficients by least squares (Eq. 5) instead of Eq. 6; at most 512
+            directions in a block.
+        streaming: project each gradient when the backward pass produces it, then apply and free it,
+            so that neither all gradients nor the change are in memory. It needs plain SGD with one
+            micro-batch in each step, and an allocation that does not depend on the change. With
+            16-bit weights, the coefficients include steps that rounding loses. training.small_steps
+            decides at which weights later gradients are taken ("master" keeps a float32 copy of
+            them, "stochastic" does not).
+        put_back: how a streaming client restores the weights from the start of the round. "copy":
+            from a copy in memory. "steps": it reads the base from its safetensors files again and
+            repeats all earlier steps. This needs no copy in memory, but each client makes the
+            directions of all earlier rounds again (with "hadamard", one pass over the weights for
+            each round). If there are no files with the weights, or they are smaller than 64 MiB, a
+            copy is used.
+        server: the optimiser that applies the step: "average" (as published), "momentum",
+            "nesterov" or "adam". The last three take 4 or 8 bytes of memory per parameter, at every
+            party with the model. A replay restores their averages.
         training: local training. Unless its small_steps is "nearest", 16-bit weights round the
-            round's step stochastically, too.
+            round's step stochastically as well.
     """
 
     name: Literal["ferret"] = "ferret"
     code: ClassVar[int] = 1
     about: ClassVar[str] = (
-        "first-order training, update projected on random directions, block-wise (ICML 2025)"
+        "first-order training; the update is projected onto random directions, block by block "
+        "(ICML 2025)"
     )
     plan_type = FerretPlan
 
@@ -281,8 +294,8 @@ class Ferret(BlockRates):
             return data
         if budget <= OVERHEAD:
             raise ValueError(
-                f"bytes = {budget}: an update has {OVERHEAD} bytes besides its coefficients; allow "
-                f"for {OVERHEAD + 1} or more"
+                f"bytes = {budget}: an update has {OVERHEAD} bytes besides its coefficients; set "
+                f"at least {OVERHEAD + 1}"
             )
         bits = budget < MAX_SIZE // 4
         count = min(MAX_SIZE, (budget - OVERHEAD) * 8 if bits else (budget - OVERHEAD) // 4)
@@ -298,8 +311,8 @@ class Ferret(BlockRates):
             raise ValueError(f"streaming needs {'; '.join(wrong)}")
         if self.put_back == "steps" and not (self.streaming and self.server == "average"):
             raise ValueError(
-                'put_back = "steps" needs streaming = true, which never looks at a copy of the '
-                'start, and server = "average", whose steps can be taken again one by one'
+                'put_back = "steps" needs streaming = true, which does not need a copy of the '
+                'first weights, and server = "average", whose steps can be repeated one by one'
             )
         return self
 
@@ -315,9 +328,9 @@ class Ferret(BlockRates):
         blocks = len(layout.block_sizes)
         if self.has_fixed_total and self.directions < blocks:
             raise ValueError(
-                f"method.directions = {self.directions}: the model has {blocks} blocks and each "
-                "needs at least one direction; take more directions, or fewer blocks than with "
-                f'blocks = "{self.blocks}"'
+                f"method.directions = {self.directions}: the model has {blocks} blocks, and each "
+                "needs at least one direction; raise method.directions, or use fewer blocks than "
+                f'with blocks = "{self.blocks}"'
             )
         return FerretState(layout, seed)
 
@@ -344,7 +357,7 @@ class Ferret(BlockRates):
         return self.update_type(seed, tuple(gammas))
 
     def scale_products(self, state: FerretState, basis: Basis, products: Gammas) -> Gammas:
-        """Return gamma_l from V_l^T Delta_l: Eqs. 6 and 8 with K_l, or Eq. 5 if `exact`."""
+        """Compute gamma_l from V_l^T Delta_l: by Eqs. 6 and 8 with K_l, or by Eq. 5 if `exact`."""
         if self.exact:
             return least_squares(state.layout, basis, products)
         pairs = zip(products, state.layout.block_sizes, strict=True)
@@ -354,8 +367,8 @@ class Ferret(BlockRates):
         ]
 
     def allocate(self, state: FerretState, norms: NDArray[np.floating] | None = None) -> Counts:
-        """Return K_l for each block, in proportion to the blocks' sizes where the rule's values are
-        not known.
+        """Return K_l for each block. If the allocation's values are not known, K_l is proportional
+        to the block's size.
 
         Args:
             state: the state before the round.
@@ -366,7 +379,7 @@ class Ferret(BlockRates):
         if self.allocation == "norm" and norms is not None:
             if self.has_fixed_total:
                 return proportional(total, norms)
-            # K is the count of the block with the largest update
+            # K is the number for the block with the largest update
             largest = norms.max()
             relative = norms / largest if largest > 0 else np.zeros_like(norms)
             return np.maximum(2, np.floor(total * relative)).astype(np.int64)
@@ -385,7 +398,7 @@ class Ferret(BlockRates):
     def aggregate(self, state: FerretState, answers: Answers) -> CoefficientStep:
         """Return the coefficients times the weights c_i.
 
-        With a shared seed they are combined; missing ones count as zero.
+        If clients share a seed, the coefficients are combined; missing ones count as zero.
         """
         if answers and self.shared:
             blocks = list(zip(*(update.gammas for _, _, update in answers), strict=True))
@@ -408,12 +421,14 @@ class Ferret(BlockRates):
 
     @property
     def has_fixed_total(self) -> bool:
-        """Return whether a client sends `directions` coefficients, whatever its change is."""
+        """Return whether a client always sends `directions` coefficients, independent of its
+        change.
+        """
         return self.fixed_total or self.allocation != "norm"
 
     @property
     def max_per_block(self) -> int:
-        """Return the largest count a block can have."""
+        """Return the largest possible K_l of a block."""
         return max(2, self.directions)
 
     def directions_of(self, seed: int) -> Basis:
@@ -425,9 +440,9 @@ class Ferret(BlockRates):
         return state.round_seed(0 if self.seeds == "fixed" else number)
 
     def coefficient_counts(self, state: FerretState) -> list[int]:
-        """Return the number of coefficients that are summed in each block.
+        """Return how many coefficients are added up in each block.
 
-        It is the largest possible one where clients' changes decide the allocation.
+        If the allocation depends on clients' changes, it is the largest possible number.
         """
         if self.allocation in BY_CHANGE:
             return [self.max_per_block] * len(state.layout.block_sizes)
@@ -461,12 +476,12 @@ class Ferret(BlockRates):
     def incomparable(self) -> str | None:  # type: ignore[override]
         if self.shared:
             return None
-        return 'seeds = "per-client": each client projects on directions of its own'
+        return 'seeds = "per-client": each client projects onto its own directions'
 
     @property
     def needs_each(self) -> str | None:
         if self.scalars == "bit":
-            return 'scalars = "bit": each client has a magnitude of its own'
+            return 'scalars = "bit": each client has its own magnitude'
         return self.incomparable
 
     @property
@@ -475,8 +490,8 @@ class Ferret(BlockRates):
 
 
 def estimated_norms(parts: Sequence[Gammas], rho: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Return |Delta_l| of a step from its parts' coefficients: E |gamma_l|^2 = |Delta_l|^2 /
-    (rho_l K_l) for each.
+    """Estimate |Delta_l| of a step from the coefficients of its parts: for each, E |gamma_l|^2 =
+    |Delta_l|^2 / (rho_l K_l).
     """
     squares = [
         [rho_l * len(g) * float(np.dot(g, g)) for rho_l, g in zip(rho, gammas, strict=True)]
@@ -486,15 +501,15 @@ def estimated_norms(parts: Sequence[Gammas], rho: NDArray[np.floating]) -> NDArr
 
 
 def proportional(total: int, shares: NDArray[np.floating]) -> Counts:
-    """Return whole numbers that add up to `total`, at least 1 each, otherwise in proportion to the
-    shares.
+    """Return whole numbers that add up to `total`. Each is at least 1; otherwise they are
+    proportional to the shares.
 
-    A block whose quota is below 1 gets 1, and the others divide the rest; what rounding down leaves
-    goes to the largest remainders (ties: the first block).
+    A block whose quota is below 1 gets 1, and the other blocks divide the rest. Quotas are rounded
+    down, and the remaining units go to the largest remainders (for ties, to the first block).
     """
     blocks = len(shares)
     if total < blocks:
-        raise ValueError(f"{total} directions for {blocks} blocks: at least one each is needed")
+        raise ValueError(f"{total} directions for {blocks} blocks: each block needs at least one")
     if not (np.isfinite(shares).all() and shares.sum() > 0):
         shares = np.ones(blocks)
     quotas = total * (shares / shares.sum())
@@ -513,9 +528,9 @@ def proportional(total: int, shares: NDArray[np.floating]) -> Counts:
 
 
 def least_squares(layout: Layout, basis: Basis, products: Gammas) -> list[NDArray[np.float32]]:
-    """Return (V^T V)^-1 V^T Delta of each block, in double precision (Eq. 5), from V^T Delta.
+    """Compute (V^T V)^-1 V^T Delta of each block from V^T Delta, in double precision (Eq. 5).
 
-    Raises ValueError: more than EXACT_LIMIT directions.
+    Raises ValueError if a block has more than EXACT_LIMIT directions.
     """
     solutions = []
     for block, (product, (start, stop)) in enumerate(
@@ -524,7 +539,8 @@ def least_squares(layout: Layout, basis: Basis, products: Gammas) -> list[NDArra
         count = len(product)
         if count > EXACT_LIMIT:
             raise ValueError(
-                f"exact: {count} directions in block {block}; at most {EXACT_LIMIT} are possible"
+                f"exact: {count} directions in block {block}, but at most {EXACT_LIMIT} are "
+                "possible"
             )
         gram = np.zeros((count, count))
         for a in range(start, stop, GRAM_PIECE):

@@ -3,13 +3,12 @@
 Malladi, Gao, Nichani, Damian, Lee, Chen, Arora: "Fine-Tuning Language Models with Just Forward
 Passes", 2023, Algorithm 1 (n = 1) and its n-SPSA variant:
 
-    rho_j = [l(w + eps z_{t,j}; B) - l(w - eps z_{t,j}; B)] / 2 eps      j = 1..n, on one batch B
-            [l(w + eps z_{t,j}; B) - l(w; B)] / eps                      "one-point": n + 1 passes
-            in place of 2 n
+    rho_j = [l(w + eps z_{t,j}; B) - l(w - eps z_{t,j}; B)] / 2 eps    j = 1..n, on one batch B
+            [l(w + eps z_{t,j}; B) - l(w; B)] / eps                    "one-point"
     w    <- w - (eta / n) sum_j rho_j z_{t,j}
 
-With a population of p, each of the n estimates is p of them, on a part of B each: n p directions in
-2n passes.
+"one-point" takes n + 1 passes instead of 2 n. With a population of p, each of the n estimates
+becomes p estimates, each on a part of B: n p directions in 2 n passes.
 """
 
 from dataclasses import dataclass
@@ -28,7 +27,9 @@ from fedseed.weights.change import Floats
 
 @dataclass(frozen=True)
 class Estimates(Measured):
-    """rho_j / n for each of the n directions of the step; none in a step: nobody answered."""
+    """rho_j / n for each of the n directions of the step. A step without estimates is one that
+    nobody answered.
+    """
 
     scalars: Annotated[Floats, Array("f4", "per_step", optional=True)]
 
@@ -37,15 +38,15 @@ class MeZO(Population, Stepwise):
     """MeZO's settings; a round is a step.
 
     Args (besides those of `Population` and `Stepwise`):
-        estimates: n, directions a step; their estimates are averaged. With a population of p, n p
-            directions.
+        estimates: n, the number of directions in a step; their estimates are averaged. With a
+            population of p, n p directions.
         estimator: "two-point" (as published) or "one-point". With "one-point", divide_by =
             "deviation" and "rademacher" directions this is FZOO.
     """
 
     name: Literal["mezo"] = "mezo"
     code: ClassVar[int] = 6
-    about: ClassVar[str] = "centralised zeroth-order tuning: one client that holds everything"
+    about: ClassVar[str] = "centralised zeroth-order tuning: one client has all data"
     update_type = step_type = Estimates
 
     estimates: Annotated[int, Field(ge=1, le=1 << 16)] = 1
@@ -58,7 +59,7 @@ class MeZO(Population, Stepwise):
         return self.estimates * self.population
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Estimates:
-        """Make n estimates on one batch, each divided by n."""
+        """Make n estimates on one batch, and divide each by n."""
         items = next(client.batches(self.batch))
         basis, along = self.directions(state.seed), self.indices(client.round)
         return Estimates(

@@ -1,30 +1,30 @@
-"""The codec of all messages. A payload is a dataclass whose fields' types say how they travel.
+"""The codec of all messages. A payload is a dataclass whose field types define the encoding.
 
     @dataclass(frozen=True)
     class Pairs(Payload):
         indices: Annotated[NDArray[np.uint32], Array("u4", "n")]
         scalars: Annotated[Floats, Array("f4", "n")]
 
-Fields travel in their order, little-endian, without padding. Reading never goes past the end, and
-never yields a number that is not finite. A length is one of
+Fields are encoded in order, little-endian, without padding. Reading never goes past the end, and
+never returns a number that is not finite. A length is one of
 
     a number
     a name        of an attribute of the method or the state ("candidates"; see
                   `DecodeContext.lookup`)
-    a function    of the `Reader`, which has the context and the fields before
-    another name  that is no attribute: the fields of that length share the remaining bytes
+    a function    of the `Reader`, which has the context and the earlier fields
+    another name  that is not an attribute: the fields of that length share the remaining bytes
 
-A payload has a size, to be compared with others (`size`):
+A payload has a size, which is compared with others' (`size`):
 
-    projections         the largest |rho|; below 1 they all count as 1, as chance can make them as
-                        small as any number
-    coefficients        the root of the mean square that the weights are moved by, in expectation
-    whole weights       the same, from the weights that the coordinator holds
-    entries             the root of the mean square that the weights are moved by
-    gradients           the root of the mean square of their entries; a norm below 1 counts as 1
+    projections     the largest |rho|; values below 1 count as 1, because by chance they can be
+                    arbitrarily small
+    coefficients    the expected root mean square of the weights' change
+    whole weights   the root mean square of the difference from the coordinator's weights
+    entries         the root mean square of the weights' change
+    gradients       the root mean square of their entries; a norm below 1 counts as 1
 
-Floors keep what is almost zero, such as the rest of a change after 16-bit rounding, from making
-others look large.
+The lower limits prevent values that are almost zero, such as the rest of a change after 16-bit
+rounding, from making other values look large.
 """
 
 from abc import ABC, abstractmethod
@@ -43,18 +43,18 @@ from fedseed.weights.layout import ITEM_BYTES, Layout
 
 Floats = NDArray[np.float32]
 Vector = NDArray[np.float64]
-_SIGNS = np.array([-1, 1], dtype=np.int8)  # of a bit
-# no honest projection, gradient or move of the weights is larger
+_SIGNS = np.array([-1, 1], dtype=np.int8)  # the sign that a bit encodes
+# honest projections, gradients and changes of the weights are never larger
 LARGEST = 1e6
 # the largest number of float16
 LARGEST_HALF = 65_504.0
-# smaller moves of the weights count as this one
+# smaller changes of the weights count as this large
 SMALLEST_MOVE = 1e-6
 
 
 @dataclass(frozen=True)
 class State:
-    """The values that a run's next round depends on besides the weights."""
+    """The values, besides the weights, that the next round of a run depends on."""
 
     layout: Layout  # the parameter space
     seed: int  # the run's seed
@@ -62,7 +62,7 @@ class State:
     def round_seed(self, number: int = 0) -> int:
         """Return the seed that all clients of a round may share.
 
-        Round 0 stands for the whole run.
+        Round 0 means the whole run.
         """
         return derive(self.seed, Domain.ROUND_SEED, number)
 
@@ -70,19 +70,19 @@ class State:
         """Return the seed of one client in a round."""
         return derive(self.seed, Domain.CLIENT_SEED, number, client)
 
-    # arrays that the coordinator keeps and no step carries
+    # names of arrays that the coordinator keeps and that are not in steps
     remembered: ClassVar[tuple[str, ...]] = ()
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the remembered values that are not empty (`Method.remember`), by name."""
+        """Return the non-empty remembered values (`Method.remember`), by name."""
         arrays = {name: getattr(self, name) for name in self.remembered}
         return {name: array for name, array in arrays.items() if len(array)}
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Return the state with the arrays that `state_dict` returned.
+        """Return the state with arrays that `state_dict` returned.
 
         Raises:
-            ValueError: they do not fit.
+            ValueError: the arrays do not fit.
         """
         values: dict[str, Any] = {name: arrays[name] for name in self.remembered if name in arrays}
         return replace(self, **values)
@@ -92,38 +92,39 @@ class State:
 class DecodeContext:
     """The context in which a payload is read."""
 
-    # the `Method`; its settings give lengths by name
+    # the `Method`, whose settings define lengths by name
     method: Any
     state: State  # the state before the round
-    # what is read. A step may be empty: nobody answered
+    # the kind of payload that is read; only a step may be empty, if nobody answered
     kind: Literal["plan", "update", "step"]
-    round: int = 0  # the round, of updates
+    round: int = 0  # the round of an update
 
     def lookup(self, name: str) -> Any:
-        """Return the value that the method or the state has under this name.
+        """Return the value of this name in the method or the state.
 
-        None if there is no such thing.
+        None if neither has it.
         """
         return getattr(self.method, name, getattr(self.state, name, None))
 
     @property
     def unit(self) -> float:
-        """Return the number in an update that stands for an estimate or coefficient of 1."""
+        """Return the number that represents an estimate or coefficient of 1 in an update."""
         return float(self.method.unit(self.state))
 
 
 class Content(NamedTuple):
-    """The size of a message: bytes, and the numbers that papers count (Ferret, Appendix C.2).
+    """The content of a message: its bytes, and the numbers that papers count (Ferret, Appendix
+    C.2).
 
     A number counts as one, however many bytes it takes.
     """
 
-    bytes: int = 0  # of the payload
-    # coefficients, projections, losses, weights, whatever their precision
+    bytes: int = 0  # bytes of the payload
+    # coefficients, projections, losses and weights, in any precision
     scalars: int = 0
-    # seeds, indices and counts. Lengths, which only serve to read the rest, are not counted
+    # seeds, indices and counts. Lengths that only serve to read other fields are not counted
     integers: int = 0
-    bits: int = 0  # votes
+    bits: int = 0  # number of votes
 
 
 NUMBERS = ("scalars", "integers", "bits")
@@ -137,21 +138,21 @@ def sum_contents(parts: Iterable[Content]) -> Content:
 class Payload:
     """The content of a plan, an update or a step: a frozen dataclass of annotated fields."""
 
-    # whether an update holds nothing but estimates along directions
+    # whether an update holds only estimates along directions
     projections: ClassVar[bool] = False
-    # the field that says how many terms of a loss an update is a mean of
+    # the name of the field with the number of terms in an update's mean loss
     weight_terms: ClassVar[str | None] = None
 
     def encode(self) -> bytes:
-        """Return the exact payload bytes."""
+        """Return the payload's bytes."""
         values = ((codec, getattr(self, name)) for name, codec in field_codecs(type(self)))
         return b"".join(codec.write_value(value) for codec, value in values if value is not None)
 
     def content(self, size: int, data: bytes = b"") -> Content:
-        """Return the payload's content, counted by its fields.
+        """Return the payload's content, counted field by field.
 
         Args:
-            size: d, how many numbers whole tensors hold.
+            size: d, the number of values in whole tensors.
             data: the payload's bytes.
         """
         values = ((codec, getattr(self, name)) for name, codec in field_codecs(type(self)))
@@ -165,7 +166,8 @@ class Payload:
         """Return the payload that `encode` wrote.
 
         Raises:
-            MessageError: the data is too short or too long, or a value is not finite or impossible.
+            MessageError: the data is too short or too long, or a value is not finite or not
+                allowed.
         """
         reader = Reader(data, context)
         payload = cls.read_value(reader)
@@ -174,7 +176,7 @@ class Payload:
 
     @classmethod
     def read_value(cls, reader: "Reader") -> Self:
-        """Read one payload and check it; more may follow."""
+        """Read and check one payload. Other data may follow it."""
         named_codecs, values = field_codecs(cls), dict[str, Any]()
         for index, (name, codec) in enumerate(named_codecs):
             reader.fields_read, reader.remaining_codecs = (
@@ -187,19 +189,19 @@ class Payload:
         return payload
 
     def check(self, context: DecodeContext) -> None:
-        """Check what the fields' types leave open. Raises MessageError."""
+        """Check what the field types do not check. Raises MessageError if a value is invalid."""
 
     def size(self, context: DecodeContext) -> float:
         """Return the size of an update or a step, to compare with others of its kind.
 
-        0: its size is not known.
+        0 if the size is not known.
         """
         return 0.0
 
     def numbers(self, context: DecodeContext) -> NDArray[Any]:
-        """Return the values that a client is free to choose: signs (int8) or numbers of any size.
+        """Return the values that a client can choose freely: signs (int8) or numbers of any size.
 
-        By default they are the vector.
+        The default is the vector.
         """
         return self.vector(context)
 
@@ -208,7 +210,7 @@ class Payload:
         return self.with_vector(numbers, context)
 
     def vector(self, context: DecodeContext) -> NDArray[np.floating[Any]]:
-        """Return an update as a vector, as long for all clients of a round.
+        """Return an update as a vector, which has the same length for all clients of a round.
 
         Raises ValueError if the update is not a vector.
         """
@@ -217,9 +219,9 @@ class Payload:
         )
 
     def with_vector(self, vector: NDArray[np.floating[Any]], context: DecodeContext) -> Self:
-        """Return the update that is nearest to a vector, as the protocol allows.
+        """Return the valid update that is nearest to a vector.
 
-        It is the inverse of `vector` where there is one.
+        It is the inverse of `vector`, if there is one.
         """
         raise ValueError(
             f"updates of {context.method.name} can't be combined as vectors of one space"
@@ -228,7 +230,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class Nothing(Payload):
-    """A plan without content: the round's number is in the frame."""
+    """A plan without content, because the frame has the round's number."""
 
 
 # -- updates that add up
@@ -236,13 +238,14 @@ class Nothing(Payload):
 
 
 class Measured(Payload):
-    """A payload that holds estimates along directions, in `scalars`."""
+    """A payload with estimates along directions in `scalars`."""
 
     projections: ClassVar[bool] = True
     scalars: Any
 
     def check(self, context: DecodeContext) -> None:
-        """Check that losses can give these estimates, so that no client can destroy the model.
+        """Check that these estimates can come from losses, so that a client can't destroy the
+        model.
 
         Raises:
             MessageError: an estimate is too large.
@@ -252,7 +255,7 @@ class Measured(Payload):
             index = int(np.abs(rho).argmax())
             if abs(rho[index]) > LARGEST:
                 raise MessageError(
-                    f"scalar {index} is {rho[index]:.3g}: at most {LARGEST:.0e} is accepted"
+                    f"scalar {index} is {rho[index]:.3g}, but at most {LARGEST:.0e} is accepted"
                 )
 
     def size(self, context: DecodeContext) -> float:
@@ -260,19 +263,19 @@ class Measured(Payload):
 
 
 class Summand(Payload):
-    """An update that a step adds up over the clients as vectors of one length, whose sum can stand
-    for all of them.
+    """An update that is a vector of the same length for all clients. A step adds the vectors up, so
+    that their sum can replace the single updates.
 
-    The vector is the last field, unless a subclass says otherwise. `counted` says that it holds
-    whole numbers that add up as they are, without weights: votes.
+    The vector is the last field, unless a subclass overrides this. If `counted` is true, it has
+    votes: whole numbers that are added up without weights.
     """
 
     counted: ClassVar[bool] = False
 
     @classmethod
     def words(cls, context: DecodeContext) -> int:
-        """Return the vector's length, which is the same for every client of a round, whatever its
-        data is.
+        """Return the vector's length, which is the same for every client of a round and does not
+        depend on its data.
         """
         codec: Any = field_codecs(cls)[-1][1]
         return int(codec.named_length(context) or 1) * codec.times(context)
@@ -287,7 +290,7 @@ class Summand(Payload):
     def with_numbers(self, numbers: NDArray[Any], context: DecodeContext) -> Self:
         """Return the update with these numbers in the last field.
 
-        A field of signs takes the numbers' signs, and keeps its own where a number is 0.
+        A field of signs gets the numbers' signs, and keeps its own sign where a number is 0.
         """
         current = self.numbers(context)
         if current.dtype == np.int8:
@@ -300,10 +303,10 @@ class Summand(Payload):
 
     @classmethod
     def from_vector(cls, vector: Vector, context: DecodeContext) -> Self:
-        """Return the update that stands for all clients in `aggregate`, with a weight of 1.
+        """Return one update that replaces those of all clients in `aggregate`, with a weight of 1.
 
         Args:
-            vector: sum_i c_i v_i with the weights c_i; of votes sum_i v_i.
+            vector: sum_i c_i v_i with the weights c_i; for votes, sum_i v_i.
             context: the context of the round.
         """
         return cls(**{field_codecs(cls)[-1][0]: vector})
@@ -314,16 +317,14 @@ class Scalars(Measured, Summand):
 
 
 def projection_size(scalars: NDArray[Any]) -> float:
-    """Return the size of projections: the largest magnitude, at least 1; 0 if there is none."""
+    """Return the size of projections: the largest magnitude, at least 1; 0 if there are none."""
     if len(scalars):
         return max(1.0, float(np.abs(scalars).max()))
     return 0.0
 
 
 def move_size(layout: Layout, square: float) -> float:
-    """Return the size of a step along a vector with this sum of squares: the root of its mean
-    square.
-    """
+    """Return the size of a change, its root mean square, from the sum of its squares."""
     return max(SMALLEST_MOVE, sqrt(square / layout.size))
 
 
@@ -335,9 +336,10 @@ def move_size(layout: Layout, square: float) -> float:
 class Codec(ABC):
     """The encoding of one field."""
 
-    # the field is there only if the method's setting of this name is true; otherwise it is None
+    # name of a setting: the field is present only if the method's setting is true, and otherwise
+    # None
     condition: str | None = field(default=None, kw_only=True)
-    # the kind of payload that has it; None: all
+    # the kind of payload that has the field; None: all kinds
     payload_kind: Literal["plan", "update", "step"] | None = field(default=None, kw_only=True)
 
     @abstractmethod
@@ -346,10 +348,12 @@ class Codec(ABC):
 
     @abstractmethod
     def read_value(self, reader: "Reader") -> Any:
-        """Return the value that comes next. Raises MessageError."""
+        """Read and return the next value. Raises MessageError if it is invalid."""
 
     def count_content(self, value: Any, size: int) -> Content:
-        """Return the content that a value counts as, in a model with this number of parameters."""
+        """Return how a value is counted in a message's content, for a model with this number of
+        parameters.
+        """
         numbers = np.asarray(value)
         if numbers.dtype.kind == "f":
             return Content(scalars=numbers.size)
@@ -366,15 +370,15 @@ class Codec(ABC):
 class Array(Codec):
     """A 1-D array.
 
-    "f2" are numbers of float32 that travel as float16, rounded to nearest; magnitudes above 65,504,
-    the largest float16, are clipped to it.
+    "f2" means float32 numbers that are sent as float16, rounded to nearest. Magnitudes above
+    65,504, the largest float16, are clipped to it.
     """
 
-    dtype: str  # of its elements, as they travel
-    length: int | str | Callable[["Reader"], int]  # how many there are, as this module says
-    # whether a step may have no elements, because no client answered
+    dtype: str  # dtype of the encoded elements
+    length: int | str | Callable[["Reader"], int]  # the number of elements, see the module's text
+    # whether a step may have no elements, if no client answered
     optional: bool = False
-    # the name of the number of elements for each unit of `length`; None: one
+    # the name of the number of elements for each unit of `length`; None: one element
     multiplier: str | None = None
 
     def write_value(self, value: Any) -> bytes:
@@ -386,12 +390,12 @@ class Array(Codec):
         return self.decode_elements(reader.array(self.dtype, self.count(reader)))
 
     def count(self, reader: "Reader") -> int:
-        """Return the number of elements. Raises MessageError."""
+        """Return the number of elements. Raises MessageError if it does not fit the data."""
         context = reader.context
         if self.optional and context.kind == "step" and not reader.remaining:
             return 0
         count = self.length(reader) if callable(self.length) else self.named_length(context)
-        # shared with the fields of the same length that follow
+        # the remaining bytes are shared with the following fields of the same length
         if count is None:
             alike = (
                 c
@@ -405,25 +409,25 @@ class Array(Codec):
             )
             if reader.remaining % share:
                 raise MessageError(
-                    f"{reader.remaining} bytes, {share} for each of a number of entries"
+                    f"{reader.remaining} bytes are not a whole number of entries of {share} bytes"
                 )
             count = reader.remaining // share
         return int(count) * self.times(context)
 
     def named_length(self, context: DecodeContext) -> Any:
-        """Return the length if it is a number or the name of one; else None."""
+        """Return the length if it is a number or the name of one; otherwise None."""
         if isinstance(self.length, str):
             return context.lookup(self.length)
         return self.length
 
     def times(self, context: DecodeContext) -> int:
-        """Return the number of elements for each one of the length."""
+        """Return the number of elements for each unit of the length."""
         if self.multiplier is None:
             return 1
         return int(context.lookup(self.multiplier))
 
     def decode_elements(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the values that the elements stand for."""
+        """Return the values that the elements encode."""
         return values.astype(np.float32) if self.dtype == "f2" else values
 
 
@@ -439,8 +443,8 @@ class Scalar(Array):
 
 @dataclass(frozen=True)
 class Halves(Array):
-    """Numbers in bfloat16, which has float32's range: 2 bytes each, within 1/256 of what they
-    were.
+    """Numbers in bfloat16, which has the range of float32: 2 bytes each, with an error of at most
+    1/256.
     """
 
     dtype: str = field(default="u2", init=False)
@@ -454,7 +458,8 @@ class Halves(Array):
 
 @dataclass(frozen=True)
 class Bits(Array):
-    """Signs, +1 or -1, in a bit each: 1 for +1, lowest bit first, zeros up to whole bytes.
+    """Signs, +1 or -1, with one bit each: 1 for +1, lowest bit first, padded with zeros to whole
+    bytes.
 
     A step may have none.
     """
@@ -474,11 +479,9 @@ class Bits(Array):
 
 @dataclass(frozen=True)
 class Ragged(Codec):
-    """A tuple of float32 arrays, one for each block: all their lengths (u32), then all their
-    elements.
-    """
+    """A tuple of float32 arrays, one for each block: first all lengths (u32), then all elements."""
 
-    # the name of the attribute that holds the largest allowed length
+    # the name of the attribute with the largest allowed length
     limit_name: str
 
     def count_content(self, value: Any, size: int) -> Content:
@@ -500,15 +503,15 @@ class Ragged(Codec):
         if max(lengths) > limit:
             index = int(np.argmax(lengths))
             raise MessageError(
-                f"block {index} has {max(lengths)} coefficients, {limit} are allowed"
+                f"block {index} has {max(lengths)} coefficients, but only {limit} are allowed"
             )
         return lengths
 
 
 def magnitude(gamma: Floats) -> np.float32:
-    """Return s of a block's coefficients, shape (K_l,); 0 if they are all 0.
+    """Return the magnitude s of a block's coefficients, shape (K_l,); 0 if they are all 0.
 
-    The magnitude of q is s again, bit for bit.
+    The magnitude of q is again s, bit for bit.
     """
     doubles = np.abs(gamma.astype(np.float64))
     largest = doubles.max(initial=0.0)
@@ -519,23 +522,24 @@ def magnitude(gamma: Floats) -> np.float32:
 
 
 class RaggedBits(Ragged):
-    """A tuple of arrays in a bit an element: signs, and one magnitude for all of an array, a
-    block's coefficients.
+    """A tuple of arrays with one bit for each element, its sign, and one magnitude for each array.
+    An array has a block's coefficients.
 
-    Vargaftik et al., "DRIVE: One-bit Distributed Mean Estimation", NeurIPS 2021, its Eq. for an
-    unbiased scale: random rotations make entries alike, so that little is lost with their
+    Vargaftik et al., "DRIVE: One-bit Distributed Mean Estimation", NeurIPS 2021, with its unbiased
+    scale: random rotations make entries similar in size, so that little is lost with their
     magnitudes.
 
         q = s sign(gamma),  s = |gamma|^2 / |gamma|_1        0 counts as positive
 
-    <q, gamma> = |gamma|^2, so q keeps all of gamma along itself, and |q|^2 is pi/2 |gamma|^2 for
-    normal coefficients: what is lost is noise of 0.57 |gamma|^2. A bit in place of 32 allows for 32
-    times the directions, and the noise of a projection is in proportion to d / K. Directions of
-    signs are no random rotation: the mean over them of the reconstructions is the change itself
-    only where that has many entries. For a change with three it is off by 0.5 to 0.7 |Delta|.
+    <q, gamma> = |gamma|^2, so q keeps the whole component along gamma. |q|^2 is pi/2 |gamma|^2 for
+    normal coefficients, so the error is noise of 0.57 |gamma|^2. One bit instead of 32 allows 32
+    times as many directions, and the noise of a projection is proportional to d / K. Directions of
+    signs are not a random rotation: the mean of the reconstructions over them equals the change
+    only if the change has many entries. For a change with three entries it differs by 0.5 to 0.7
+    |Delta|.
 
-    The bytes are all lengths (u32), all magnitudes (f32), then a bit for each element: 1 for
-    positive, lowest first, without a gap between blocks, zeros behind the last.
+    The bytes are all lengths (u32), all magnitudes (f32), then one bit for each element: 1 for
+    positive, lowest bit first, without gaps between blocks, and padded with zeros.
     """
 
     def count_content(self, value: Any, size: int) -> Content:
@@ -556,7 +560,7 @@ class RaggedBits(Ragged):
 
 
 class Small(NamedTuple):
-    """Whole numbers below 2^width (uint16), and how many bits each travels in."""
+    """Whole numbers below 2^width (uint16), and the bits of each in a message."""
 
     numbers: NDArray[np.uint16]
     width: int
@@ -564,11 +568,11 @@ class Small(NamedTuple):
 
 @dataclass(frozen=True)
 class Packed(Array):
-    """`Small` numbers, without a gap between them."""
+    """`Small` numbers without gaps between them."""
 
     dtype: str = field(default="u2", init=False)
-    width: int | str = 16  # bits of each, or the name of that
-    # how the numbers are counted in the content of messages
+    width: int | str = 16  # bits of each number, or the name of that value
+    # how the numbers count in the content of messages
     kind: Literal["integers", "scalars"] = "integers"
 
     def count_content(self, value: Small, size: int) -> Content:
@@ -588,7 +592,7 @@ class Packed(Array):
 
 
 class Counts(Array):
-    """The number of entries of each chunk, which only serves to read other numbers."""
+    """The number of entries in each chunk, needed only to read other numbers."""
 
     def count_content(self, value: Any, size: int) -> Content:
         return Content()
@@ -596,9 +600,10 @@ class Counts(Array):
 
 @dataclass(frozen=True)
 class Tensors(Codec):
-    """All trainable tensors in order, in their own dtypes: the right length and finite.
+    """All trainable tensors in order, in their own dtypes. Checks that the length is right and all
+    values are finite.
 
-    A step may have none.
+    A step may have no tensors.
     """
 
     def count_content(self, value: Any, size: int) -> Content:
@@ -612,7 +617,9 @@ class Tensors(Codec):
         if not data and reader.context.kind == "step":
             return data
         if len(data) != layout.dense_bytes:
-            raise MessageError(f"{len(data)} bytes of weights, the model has {layout.dense_bytes}")
+            raise MessageError(
+                f"{len(data)} bytes of weights, but the model has {layout.dense_bytes}"
+            )
         view, end = memoryview(data), 0
         for entry in layout.tensors:
             start, end = end, end + entry.size * ITEM_BYTES[entry.dtype]
@@ -623,7 +630,7 @@ class Tensors(Codec):
 
 @dataclass(frozen=True)
 class Many(Codec):
-    """A tuple of payloads, one after the other to the end."""
+    """A tuple of payloads, one after another until the end."""
 
     part_type: type[Payload]
 
@@ -660,7 +667,7 @@ def field_codecs(payload: Any) -> tuple[tuple[str, Codec], ...]:
         )
         if codec is None:
             raise TypeError(
-                f"{payload.__name__}.{name}: annotate how it travels, such as Scalar('u4')"
+                f"{payload.__name__}.{name}: annotate it with its encoding, such as Scalar('u4')"
             )
         pairs.append((name, codec))
     return _KNOWN.setdefault(payload, tuple(pairs))
@@ -671,7 +678,9 @@ def field_codecs(payload: Any) -> tuple[tuple[str, Codec], ...]:
 
 
 def pack(method: Any, payloads: Sequence[bytes]) -> bytes:
-    """Return the bytes of steps of equal, non-zero length; signs have no padding between them."""
+    """Return the joined bytes of steps of equal, non-zero length. Signs have no padding between
+    steps.
+    """
     count_per_step = votes_of(method)
     if not count_per_step:
         return b"".join(payloads)
@@ -684,7 +693,9 @@ def pack(method: Any, payloads: Sequence[bytes]) -> bytes:
 
 
 def unpack(method: Any, data: bytes, count: int) -> list[bytes]:
-    """Return the `count` steps that `pack` was given. `check_pack` must have accepted the data."""
+    """Return the `count` steps that were given to `pack`. `check_pack` must have accepted the
+    data.
+    """
     count_per_step = votes_of(method)
     if count_per_step:
         return [
@@ -698,7 +709,9 @@ def unpack(method: Any, data: bytes, count: int) -> list[bytes]:
 
 
 def check_pack(method: Any, data: bytes, count: int) -> None:
-    """Check that `unpack` can read the data, without making the steps. Raises MessageError."""
+    """Check, without making the steps, that `unpack` can read the data. Raises MessageError if it
+    can't.
+    """
     count_per_step = votes_of(method)
     if count_per_step:
         reader = Reader(data)
@@ -709,7 +722,7 @@ def check_pack(method: Any, data: bytes, count: int) -> None:
 
 
 def votes_of(method: Any) -> int:
-    """Return the number of signs in a step that holds nothing else; 0 for other steps."""
+    """Return the number of signs in a step that has only signs; 0 for other steps."""
     (_, first), *others = field_codecs(method.step_type)
     if others or not isinstance(first, Bits):
         return 0
@@ -721,7 +734,7 @@ def votes_of(method: Any) -> int:
 
 
 class Reader:
-    """Read typed values from a payload's bytes, never past their end.
+    """Reads typed values from a payload's bytes, never past their end.
 
     Plain numbers need no context.
     """
@@ -730,38 +743,40 @@ class Reader:
         self._data = data
         self._position = 0
         self.context = context
-        self.fields_read: Mapping[str, Any] = {}  # the fields before the one that is read
-        self.remaining_codecs: Sequence[Codec] = ()  # the codecs from that field on
+        self.fields_read: Mapping[str, Any] = {}  # the fields before the current one
+        self.remaining_codecs: Sequence[Codec] = ()  # the codecs of the current and later fields
 
     @property
     def remaining(self) -> int:
-        """Return the number of bytes that are not read yet."""
+        """Return the number of unread bytes."""
         return len(self._data) - self._position
 
     def take(self, count: int) -> bytes:
-        """Return the next `count` bytes. Raises MessageError."""
+        """Return the next `count` bytes. Raises MessageError if there are too few."""
         if count > self.remaining:
             raise MessageError(
-                f"payload too short: {count} bytes wanted at byte {self._position}, "
-                f"{self.remaining} left"
+                f"payload too short: {count} bytes needed at byte {self._position}, but only "
+                f"{self.remaining} are left"
             )
         self._position += count
         return self._data[self._position - count : self._position]
 
     def array(self, dtype: str, count: int) -> NDArray[Any]:
-        """Return the next `count` numbers. Raises MessageError, also if one is not finite."""
+        """Return the next `count` numbers. Raises MessageError if there are too few or one is not
+        finite.
+        """
         size = np.dtype(dtype).itemsize
         return check_finite(np.frombuffer(self.take(size * count), dtype=f"<{dtype}").astype(dtype))
 
     def end(self) -> None:
-        """Check that all bytes are read. Raises MessageError."""
+        """Check that all bytes have been read. Raises MessageError if not."""
         if self.remaining:
             raise MessageError(f"payload too long: {self.remaining} bytes left over")
 
 
 def pack_numbers(numbers: NDArray[Any], width: int) -> bytes:
-    """Return the bytes of numbers of `width` bits each (1 to 16), lowest bit first, with zeros up
-    to whole bytes.
+    """Return the bytes of numbers of `width` bits each (1 to 16), lowest bit first, padded with
+    zeros to whole bytes.
     """
     if width > 1:
         numbers = numbers.astype("<u2").view(np.uint8).reshape(-1, 2)
@@ -791,31 +806,29 @@ def take_packed(reader: Reader, width: int, count: int) -> NDArray[np.uint8]:
     """
     data = np.frombuffer(reader.take(-(-count * width // 8)), dtype=np.uint8)
     if count * width % 8 and data[-1] >> count * width % 8:
-        raise MessageError(f"more than {count} numbers of {width} bits: a padding bit is set")
+        raise MessageError(f"a padding bit is set after {count} numbers of {width} bits")
     return data
 
 
 def check_finite(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the values. Raises MessageError if one is NaN or infinite."""
+    """Return the values unchanged. Raises MessageError if one is NaN or infinite."""
     if not np.isfinite(values).all():
         index = int(np.flatnonzero(~np.isfinite(values))[0])
         raise MessageError(
-            f"value {index} of {len(values)} is {values[index]}: only finite numbers are accepted"
+            f"value {index} of {len(values)} is {values[index]}, but numbers must be finite"
         )
     return values
 
 
 def to_floats(data: bytes | memoryview, dtype: str) -> Floats:
-    """Return the values of a float32, bfloat16 or float16 tensor's bytes as float32."""
+    """Return the values in a float32, bfloat16 or float16 tensor's bytes, as float32."""
     return reference.to_float(
         np.frombuffer(data, dtype="<f4" if dtype == "float32" else "<u2"), dtype
     )
 
 
 def from_floats(values: Floats, dtype: str) -> bytes:
-    """Return the bytes of finite float32 values, rounded to nearest (ties to even) in a tensor's
-    dtype.
-    """
+    """Return finite float32 values as bytes of a dtype, rounded to nearest (ties to even)."""
     return (
         reference.from_float(values, dtype)
         .astype("<f4" if dtype == "float32" else "<u2", copy=False)

@@ -1,11 +1,11 @@
-"""Vectors in few bits a number, group by group, each with a magnitude of its own.
+"""Vectors with few bits for each number; each group of numbers has its own magnitude.
 
     1 bit     q = s sign(v),                       s = mean |v| of the group    0 counts as positive
     b bits    q = (s / L) floor(L v / s + u),      s = max |v|,  L = 2^(b-1) - 1
 
-u is uniform on [0, 1) and drawn from the shared stream, so that with two bits or more q is v on
-average, and everybody rounds alike. A magnitude travels as a bfloat16: with one bit it is rounded
-to nearest, otherwise up, so that no number lies beyond it.
+u is uniform on [0, 1) and drawn from the shared stream. So with at least two bits, q equals v on
+average, and all parties round equally. A magnitude is sent as a bfloat16. With one bit it is
+rounded to nearest, and otherwise up, so that no number exceeds it.
 """
 
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from fedseed.methods.payload import Floats, from_floats, to_floats
 from fedseed.randomness import Domain
 from fedseed.randomness.stream import uniform_integers
 
-Bits = Literal[1, 2, 4, 8, 32]  # of a number; 32: as it is
+Bits = Literal[1, 2, 4, 8, 32]  # bits of a number; 32: not quantised
 Codes = NDArray[np.uint16]
 
 
@@ -28,13 +28,13 @@ def quantise(
 
     Args:
         values: the vector, finite.
-        sizes: how many numbers each group has, in their order; none is empty.
+        sizes: the number of values in each group, in order; no group is empty.
         bits: of a code: 1, 2, 4 or 8.
-        seed: what the rounding is drawn by; one bit draws nothing.
+        seed: seed of the rounding; one bit needs no random numbers.
 
     Returns:
-        The magnitude of each group, in numbers that a bfloat16 has; and a code below 2^bits for
-        each number.
+        The magnitude of each group, already rounded to bfloat16, and a code below 2^bits for each
+        number.
     """
     starts = np.cumsum(sizes) - sizes
     absolute = np.abs(values, dtype=np.float64)
@@ -50,9 +50,9 @@ def quantise(
 
 
 def dequantise(magnitudes: Floats, codes: Codes, sizes: NDArray[np.int64], bits: int) -> Floats:
-    """Return the vector that magnitudes and codes stand for.
+    """Return the vector encoded by magnitudes and codes.
 
-    Args: as `quantise` returns and takes them.
+    The arguments are those that `quantise` takes and returns.
     """
     if bits == 1:
         steps, numbers = magnitudes, np.where(codes > 0, np.float32(1), np.float32(-1))
@@ -64,7 +64,7 @@ def dequantise(magnitudes: Floats, codes: Codes, sizes: NDArray[np.int64], bits:
 
 
 def level_count(bits: int) -> int:
-    """Return L, how many levels there are above zero."""
+    """Return L, the number of levels above zero."""
     return int(2 ** (bits - 1) - 1)
 
 
@@ -73,9 +73,7 @@ def _to_brain(values: NDArray[np.float64]) -> Floats:
 
 
 def _up_to_brain(values: NDArray[np.float64]) -> Floats:
-    """Return the smallest numbers of a bfloat16 that are not below the values, which are not
-    negative.
-    """
+    """Round non-negative values up to bfloat16."""
     rounded: Any = _to_brain(values)
     next_up = (rounded.view(np.uint32) + np.uint32(1 << 16)).view(np.float32)
     return np.where(rounded < values, next_up, rounded).astype(np.float32)

@@ -1,15 +1,15 @@
-"""RandOpt: drawn models are scored once, and the best are averaged; a round is a model of k seeds.
+"""RandOpt: randomly drawn models are scored once, and the best ones are averaged.
 
-Evolution strategies' random search with truncation selection (Rechenberg; Beyer and Schwefel:
-"Evolution Strategies: A Comprehensive Introduction", 2002, mu best of lambda), where all that
-travels is scores and numbers:
+A round gives a model of k seeds. This is evolution strategies' random search with truncation
+selection (Rechenberg; Beyer and Schwefel: "Evolution Strategies: A Comprehensive Introduction",
+2002, mu best of lambda), in which only scores and numbers are sent:
 
     rho_ij = [l(w + eps z_j) - l(w)] / eps      j = 1..N, on client i's batch: 4 N bytes up
     rho_j  = the clients' scores, combined by the rule
     J      = the k directions with the least rho_j: 4 k bytes down
-    w     <- w + (eta / k) sum_{j in J} z_j     with eta = eps the average of the k best models
+    w     <- w + (eta / k) sum_{j in J} z_j     with eta = eps: the average of the k best models
 
-Further rounds draw anew, from the model that the last one has made.
+Later rounds draw new directions, starting from the last round's model.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from fedseed.weights.change import Floats, Term
 
 @dataclass(frozen=True)
 class Scores(Scalars):
-    """An update: the score of each direction of the round, the less the better."""
+    """An update: the score of each direction of the round; lower is better."""
 
     scalars: Annotated[Floats, Array("f4", "candidates")]
 
@@ -39,13 +39,13 @@ class Scores(Scalars):
 class Selection(Payload):
     """A step: the best directions' numbers in the round, in ascending order.
 
-    None: nobody answered.
+    It is empty if nobody answered.
     """
 
     directions: Annotated[NDArray[np.uint32], Array("u4", "best", optional=True)]
 
     def check(self, context: DecodeContext) -> None:
-        """Refuse numbers that are no directions of the round, or stand there twice."""
+        """Refuse numbers that are not directions of the round, or that occur twice."""
         if np.any(np.diff(self.directions.astype(np.int64)) <= 0) or np.any(
             self.directions >= context.lookup("candidates")
         ):
@@ -58,15 +58,17 @@ class RandOpt(Stepwise):
     """RandOpt's settings; a round is a step.
 
     Args (besides those of `Stepwise`):
-        candidates: N, directions that are scored.
-        best: k, how many of them are kept.
-        learning_rate: eta; as large as `scale` it makes the average of the k best models.
-        batch: examples that all of a client's candidates are scored on.
+        candidates: N, the number of directions to score.
+        best: k, the number of directions to keep.
+        learning_rate: eta; if it equals `scale`, the result is the average of the k best models.
+        batch: number of examples on which a client scores all candidates.
     """
 
     name: Literal["randopt"] = "randopt"
     code: ClassVar[int] = 16
-    about: ClassVar[str] = "N drawn models scored once, the k best averaged: a model of k seeds"
+    about: ClassVar[str] = (
+        "N random models scored once, and the k best averaged: a model of k seeds"
+    )
     update_type, step_type = Scores, Selection
     shares_losses = True
 
@@ -79,13 +81,13 @@ class RandOpt(Stepwise):
     def _some_are_left_out(self) -> "RandOpt":
         if self.best >= self.candidates:
             raise ValueError(
-                f"best = {self.best}: fewer than candidates = {self.candidates}, or nothing is "
-                "chosen"
+                f"best = {self.best}: must be less than candidates = {self.candidates}, so that "
+                "there is a choice"
             )
         if self.divide_by != "nothing":
             raise ValueError(
                 f'divide_by = "{self.divide_by}": a chosen direction has no size to divide by; '
-                "leave it out"
+                "remove this key"
             )
         return self
 
@@ -94,7 +96,7 @@ class RandOpt(Stepwise):
         return self.candidates
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Scores:
-        """Score all directions on one batch, against the model as it is."""
+        """Score all directions on one batch, relative to the current model."""
         basis, along = self.directions(state.seed), self.indices(client.round)
         projections = client.estimates(
             self, basis, along, next(client.batches(self.batch)), one_sided=True
@@ -102,14 +104,14 @@ class RandOpt(Stepwise):
         return Scores(np.array([projection.rho for projection in projections], dtype=np.float32))
 
     def aggregate(self, state: StepState, answers: Answers) -> Selection:
-        """Keep the k directions with the least scores; of equal ones the first."""
+        """Keep the k directions with the lowest scores; among equal scores, the first ones."""
         scores = answers.combine([update.scalars for update in answers.updates])
         return Selection(np.sort(np.argsort(scores, kind="stable")[: self.best]).astype(np.uint32))
 
     def coefficients_and_terms(
         self, state: StepState, step: Selection
     ) -> tuple[Floats, list[Term]]:
-        """Return -1 / k for each direction that was chosen, and a term for each of these alone."""
+        """Return -1 / k for each chosen direction, and the terms of only these directions."""
         coefficients = np.zeros(self.candidates if len(step.directions) else 0, dtype=np.float32)
         coefficients[step.directions] = np.float32(-1 / self.best)
         basis, first = self.directions(state.seed), state.steps_done * self.candidates

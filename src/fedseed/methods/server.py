@@ -1,24 +1,22 @@
-"""Server optimisers and rates of blocks. They apply to D, the change that a round's answers ask
-for.
+"""Server optimisers and rates of blocks. They apply to D, the change that results from a round's
+answers.
 
     server       average    w <- w - eta_g D
                  momentum   m <- beta1 m + D;                   w <- w - eta_g m    FedAvgM
                  nesterov   m <- beta1 m + D;                   w <- w - eta_g (D + beta1 m)
-                 adam       m <- beta1 m + (1 - beta1) D,
+                 adam       m <- beta1 m + (1 - beta1) D,                           FedAdam
                             v <- beta2 v + (1 - beta2) D^2;     w <- w - eta_g m / (sqrt(v) + tau)
-                            FedAdam
     block_rate   adagrad    s_l <- s_l + |D_l|^2 / d_l;         D_l over sqrt(s_l) + tau
-                 rms        s_l <- beta2 s_l + (1 - beta2) |D_l|^2 / d_l, over 1 - beta2^t;    the
-                 same
+                 rms        s_l <- beta2 s_l + (1 - beta2) |D_l|^2 / d_l, over 1 - beta2^t;
+                                                                D_l over sqrt(s_l) + tau
 
 momentum: Hsu, Qi, Brown, 2019. adam: Reddi et al., "Adaptive Federated Optimization", ICLR 2021,
-Algorithm 2; its averages are not bias-corrected. `fedseed.optimizers` has the rules. Methods that
-send weights mean a change with the
-other sign: w <- w + eta_g D.
+Algorithm 2; its averages are not bias-corrected. `fedseed.optimizers` has the rules. For methods
+that send weights, the change has the other sign: w <- w + eta_g D.
 
-Everybody can estimate |D_l|^2 of block l from the coefficients alone, as E |gamma_l|^2 = |D_l|^2 /
-(rho_l K_l). So rates of blocks are L numbers that no message carries. An entry's own D^2
-is mostly noise of the projection.
+Every party can estimate |D_l|^2 of block l from the coefficients alone, because E |gamma_l|^2 =
+|D_l|^2 / (rho_l K_l). So the L rates of blocks need not be sent. D^2 of a single entry is mostly
+noise of the projection.
 """
 
 from collections.abc import Sequence
@@ -35,7 +33,7 @@ from fedseed.optimizers.rules import Rule, Squares, square
 from fedseed.randomness import Basis
 from fedseed.weights.change import Add, Change, Optimize, Rounding, Term
 
-# a step's coefficients for each block, with their directions
+# the coefficients of a step for each block, with their directions
 Parts = Sequence[tuple[Basis, Sequence[Floats]]]
 
 
@@ -43,10 +41,10 @@ class ServerOptimization(Method):
     """Settings of a server's optimiser.
 
     Args:
-        server: the optimiser that gets the change that the answers ask for; "average" is published.
+        server: the optimiser that applies the change from the answers; "average" is published.
         server_beta1: decay of the average change, for momentum and Adam.
         server_beta2: decay of the average squared change, for Adam and block_rate = "rms".
-        server_eps: Adam's tau, and that of the blocks' rates: how adaptive they are.
+        server_eps: tau of Adam and of the blocks' rates; smaller values make them more adaptive.
     """
 
     server: Literal["average", "momentum", "nesterov", "adam"] = "average"
@@ -55,7 +53,7 @@ class ServerOptimization(Method):
     server_eps: PositiveFloat = 1e-3
 
     def server_rule(self, rate: float) -> Rule:
-        """Return the optimiser; `server` is not "average"."""
+        """Return the optimiser's rule; `server` must not be "average"."""
         assert self.server != "average"
         return Rule(
             self.server,
@@ -69,19 +67,19 @@ class ServerOptimization(Method):
 
 @dataclass(frozen=True)
 class BlockState(State):
-    """The known squares of blocks' changes."""
+    """The state: the accumulated squares of the blocks' changes."""
 
     squares: Squares = field(default_factory=Squares)
 
 
 class BlockRates(ServerOptimization):
-    """Settings of methods whose steps are coefficients on directions, block by block.
+    """Settings of methods whose steps are coefficients on directions in blocks.
 
     Args (besides those of `ServerOptimization`):
-        global_rate: eta_g, the rate of the step that the answers make.
-        block_rate: each block's change is divided by the root of its mean squares so far: "adagrad"
-            (their sum), "rms" (an average); then eta_g is about how far an entry moves in the first
-            step. "same": no division.
+        global_rate: eta_g, the rate of the step made from the answers.
+        block_rate: divide each block's change by the root of its past mean squares: "adagrad" uses
+            their sum, "rms" their average. eta_g is then about the distance that an entry moves in
+            the first step. "same": no division.
     """
 
     global_rate: PositiveFloat = 1.0
@@ -91,7 +89,8 @@ class BlockRates(ServerOptimization):
     def _divided_once(self) -> "BlockRates":
         if self.server == "adam" and self.block_rate != "same":
             raise ValueError(
-                f'block_rate = "{self.block_rate}": server = "adam" gives each entry a rate already'
+                f'block_rate = "{self.block_rate}": server = "adam" already gives each entry '
+                "its own rate"
             )
         return self
 
@@ -102,7 +101,7 @@ class BlockRates(ServerOptimization):
         return None
 
     def squares_after(self, state: BlockState, parts: Parts) -> Squares:
-        """Return the known value of |D_l|^2 / d_l after a step of these parts."""
+        """Return the accumulated |D_l|^2 / d_l after a step with these parts."""
         if self.block_rate == "same" or not parts:
             return state.squares
         squares = []
@@ -112,8 +111,8 @@ class BlockRates(ServerOptimization):
         return state.squares.take(squares, self._beta)
 
     def descent(self, state: BlockState, parts: Parts, rounding: Rounding | None) -> Change:
-        """Return the change of the weights by D, the sum of the parts: w <- w - eta_g D, or the
-        step of the server's optimiser.
+        """Return the weights' change for D, the sum of the parts: w <- w - eta_g D, or the step of
+        the server's optimiser.
         """
         if self.block_rate != "same":
             divisors = [
@@ -128,7 +127,7 @@ class BlockRates(ServerOptimization):
 
 
 def _divide_blocks(gammas: Sequence[Floats], divisors: Sequence[float]) -> list[Floats]:
-    """Return the coefficients of each block over the block's divisor."""
+    """Return the coefficients of each block, divided by the block's divisor."""
     return [
         (gamma.astype(np.float64) / divisor).astype(np.float32)
         for gamma, divisor in zip(gammas, divisors, strict=True)

@@ -1,22 +1,21 @@
-"""Sign with error feedback: a bit for each entry of the local change, and a scale for each 4,096 of
-them.
+"""Sign with error feedback: one bit for each entry of the local change, and one scale for every
+4,096 entries.
 
 EF-signSGD (Karimireddy, Rebjock, Stich, Jaggi: "Error Feedback Fixes SignSGD and other Gradient
-Compression Schemes", ICML 2019, Algorithm 1), with a round's change in place of a gradient. A
-client i remembers e_i, first 0:
+Compression Schemes", ICML 2019, Algorithm 1), with a round's change in place of a gradient. Client
+i remembers e_i, which starts at 0:
 
-    p        = e_i + Delta_i                     Delta_i = w_start - w_end, after T local optimiser
-    steps
-    q        = s sign(p),  s = |p|_1 / n         for each chunk of n = 4,096 entries; 0 counts as
-    positive
-    e_i     <- beta (p - q)                      error feedback; with beta = 1 nothing is lost
-    w       <- w - eta_g sum_i c_i q_i           the mean of the clients' scaled signs
+    p        = e_i + Delta_i                Delta_i = w_start - w_end, after T local optimiser steps
+    q        = s sign(p),  s = |p|_1 / n    for each chunk of n = 4,096 entries; 0 counts as +
+    e_i     <- beta (p - q)                 error feedback; with beta = 1 nothing is lost
+    w       <- w - eta_g sum_i c_i q_i      the mean of the clients' scaled signs
 
-With `every` = n, every nth chunk is sent in a round, all of them in n rounds: bytes / n. What waits
-is remembered.
+With `every` = n, a round sends every nth chunk, so that n rounds send all chunks and the bytes of a
+round are divided by n. Unsent chunks are remembered.
 
-    up           4 bytes (which chunks), 2 bytes a chunk (s, a bfloat16), a bit an entry
-    down         the same and 4 bytes (c_i) for each client that has answered
+    up           4 bytes (which chunks), 2 bytes for each chunk (s, a bfloat16), a bit for each
+                 entry
+    down         the same plus 4 bytes (c_i), for each client that has answered
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +49,7 @@ def chunks_of_turn(turn: int, every: int, size: int) -> range:
 
 
 def entries_in(chunks: range, size: int) -> int:
-    """Return the number of entries in some chunks; only the vector's last chunk is short."""
+    """Return the number of entries in these chunks. Only the vector's last chunk may be shorter."""
     short = -size % CHUNK if len(chunks) and chunks[-1] == chunks_of(size) - 1 else 0
     return len(chunks) * CHUNK - short
 
@@ -59,7 +58,7 @@ def _chunks_sent(reader: Reader) -> range:
     """Return the chunks in an update or in a part of a step.
 
     Raises:
-        MessageError: the round asked for others.
+        MessageError: the round asked for other chunks.
     """
     context, turn, every = (
         reader.context,
@@ -67,7 +66,7 @@ def _chunks_sent(reader: Reader) -> range:
         reader.context.lookup("every"),
     )
     if turn >= every or (context.kind == "update" and turn != (context.round - 1) % every):
-        raise MessageError(f"chunks {turn} modulo {every}, in round {context.round}")
+        raise MessageError(f"chunks {turn} modulo {every} do not belong to round {context.round}")
     return chunks_of_turn(turn, every, _size(reader))
 
 
@@ -77,16 +76,17 @@ def _size(reader: Reader) -> int:
 
 @dataclass(frozen=True)
 class Signed(Payload):
-    """Scaled signs of some chunks: an update, or one client's part of a step, which says c_i
-    (`weight`), too.
+    """Scaled signs of some chunks: an update, or one client's part of a step, which also has c_i
+    (`weight`).
     """
 
     weight: Annotated[float | None, Scalar("f4", payload_kind="step")] = field(
         default=None, kw_only=True
     )
-    # which chunks: those whose number is this modulo `every`
+    # the chunks whose number is this modulo `every`
     turn: Annotated[int, Scalar("u4")]
-    scales: Annotated[Floats, Scales(lambda reader: len(_chunks_sent(reader)))]  # s of each chunk
+    # scale s of each chunk
+    scales: Annotated[Floats, Scales(lambda reader: len(_chunks_sent(reader)))]
     signs: Annotated[
         NDArray[np.int8],
         Bits(lambda reader: entries_in(_chunks_sent(reader), _size(reader)), optional=False),
@@ -106,16 +106,16 @@ class Signed(Payload):
 
 @dataclass(frozen=True)
 class SignStep(Payload):
-    """A step: the updates of a round, passed on with their weights; none: nobody answered."""
+    """A step: the updates of a round with their weights; empty if nobody answered."""
 
     parts: Annotated[tuple[Signed, ...], Many(Signed)]
 
     def check(self, context: DecodeContext) -> None:
         if len({part.turn for part in self.parts}) > 1:
-            raise MessageError("a step whose parts are about different chunks")
+            raise MessageError("a step whose parts have different chunks")
 
     def size(self, context: DecodeContext) -> float:
-        """Return the largest possible size, which the step has if all signs agree."""
+        """Return the largest possible size, which the step has if all signs are equal."""
         return sum(abs(part.weight or 0.0) * part.size(context) for part in self.parts)
 
 
@@ -123,16 +123,18 @@ class Sign(Feedback):
     """Sign's settings.
 
     Args (besides those of `Feedback`):
-        every: rounds in which each chunk of 4,096 entries is sent once.
+        every: number of rounds in which each chunk of 4,096 entries is sent once.
     """
 
     name: Literal["sign"] = "sign"
     code: ClassVar[int] = 15
     about: ClassVar[str] = (
-        "a bit for each entry of each client's change, scaled, with error feedback (EF-signSGD)"
+        "a scaled sign bit for each entry of each client's change, with error feedback (EF-signSGD)"
     )
     update_type, step_type = Signed, SignStep
-    incomparable = "the signs of all clients are passed on as they are, each with scales of its own"
+    incomparable = (
+        "the signs of all clients are passed on unchanged, each client's with its own scales"
+    )
 
     every: PositiveInt = 1
 
@@ -161,8 +163,8 @@ class Sign(Feedback):
         return NOTHING
 
     def _patches(self, parts: Sequence[Signed], size: int) -> Iterator[Patch]:
-        """Yield sum_i c_i s_i sign_i, some chunks at a time: in double precision, in the order of
-        the parts.
+        """Yield sum_i c_i s_i sign_i, some chunks at a time, added up in double precision in the
+        order of the parts.
         """
         chunks = chunks_of_turn(parts[0].turn, self.every, size)
         for lo in range(0, len(chunks), TOGETHER):

@@ -1,29 +1,30 @@
 """Zeroth-order methods whose round is one optimiser step, along directions that the step's number
-names.
+determines.
 
-`divide_by` says what a step's coefficients c_i are divided by, which follows from the coefficients
-alone:
+`divide_by` selects a divisor of a step's coefficients c_i, which depends only on the coefficients:
 
-    deviation   sigma = eps std(n c_1, ..., n c_n), that of the losses at w + eps z_i         FZOO
-    scalar      sqrt(v) + zeta,  v <- beta2 v + (1 - beta2) (sum_i c_i)^2, over 1 - beta2^t   MEAZO
+    deviation   sigma = eps std(n c_1, ..., n c_n), the deviation of losses at w + eps z_i    FZOO
+    scalar      sqrt(v / (1 - beta2^t)) + zeta,                                               MEAZO
+                v <- beta2 v + (1 - beta2) (sum_i c_i)^2
 
 FZOO: Dang et al., arXiv 2506.09034. MEAZO: Dbouk et al., "On Adaptivity in Zeroth-Order
 Optimization", 2605.03869.
 
-`optimizer` says which of the rules of `fedseed.optimizers.rules` gets the sum. "adam-rebuilt" is
-Adam of the last h gradients alone, made anew from their seeds and coefficients at each step:
+`optimizer` selects the rule of `fedseed.optimizers.rules` that gets the sum. "adam-rebuilt" is Adam
+of only the last h gradients g_t = sum_i c_i z_i, rebuilt in each step from their seeds and
+coefficients:
 
-    m = (1 - beta1) sum_{i<h} beta1^i g_{t-i} / (1 - beta1^h),   v likewise of g^2      g_t = sum_i
-    c_i z_i of step t
+    m = (1 - beta1) sum_{i<h} beta1^i g_{t-i} / (1 - beta1^h),   v likewise of g^2
 
-AdaMeZO (Cai et al., arXiv 2605.00650) does so without the corrections 1 - beta^h, a factor of the
-rate once t >= h.
+AdaMeZO (Cai et al., arXiv 2605.00650) does this without the corrections 1 - beta^h, which are a
+constant factor of the rate for t >= h.
 
-Where directions have entries of +1 and -1 and a step has one direction, g^2 = c^2 in every entry:
-Adam and HiSo then divide by a single number, as "scalar" does. With "normal" entries E g^2 = |dl|^2
-+ 2 (dl)_i^2 for a gradient dl, so that an entry's own gradient makes up about 2 parts in d of it.
+If directions have entries of +1 and -1 and a step has one direction, g^2 = c^2 in every entry, so
+Adam and HiSo divide by a single number, like "scalar". With "normal" entries, E g^2 = |dl|^2 + 2
+(dl)_i^2 for a gradient dl, so that only about 2 parts in d come from an entry's own gradient.
 
-With "hadamard", B steps in a row share a basis number, so that a replay merges them into one pass.
+With "hadamard", B consecutive steps share a basis number, so that a replay can merge them into one
+pass.
 """
 
 from collections.abc import Sequence
@@ -38,46 +39,49 @@ from fedseed.methods.zeroth import ZerothOrder
 from fedseed.optimizers.rules import Rule, Squares, deviation, total
 from fedseed.weights.change import NOTHING, Add, Change, Floats, Optimize, Rebuild, Term
 
-# most steps that are remembered: each is made again at every step
+# the most steps that are remembered; all of them are rebuilt at every step
 MOST_STEPS = 4096
 
 
 @dataclass(frozen=True)
 class StepState(State):
-    """The number of steps so far, which names the next directions, and the memory of them."""
+    """The state: the number of steps, which determines the next directions, and what is remembered
+    of past steps.
+    """
 
     steps_done: int = 0
-    # for divide_by = "scalar": the average of the squared sum
+    # for divide_by = "scalar": the average squared sum
     squares: Squares = field(default_factory=Squares)
-    # for "from-base": the coefficients of all directions so far, times their schedule's factors and
-    # their decay
+    # for "from-base": the coefficients of all past directions, times the factors of schedule and
+    # decay
     coefficients: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-    # for "adam-rebuilt": the sums of the last steps that moved anything, h - 1 at most, the oldest
-    # first
+    # for "adam-rebuilt": the sums of the last steps that changed the weights, at most h - 1, the
+    # oldest first
     window: tuple[tuple[Term, ...], ...] = ()
 
 
 class Stepwise(ZerothOrder):
-    """Settings of step-by-step methods, and what their coefficients do to the weights.
+    """Settings of step-by-step methods, and how their coefficients change the weights.
 
     Args (besides those of `ZerothOrder`):
-        optimizer: the rule that turns the update, taken as a gradient, into a step: "sgd" (the
-            methods as published), "momentum", "nesterov", "rmsprop" or "adam"
-            (`fedseed.optimizers`; 4 bytes of memory per parameter, Adam 8; a replay restores its
-            averages); "adam-rebuilt": Adam of the last `horizon` steps, without that memory, for
-            the time it takes to make their directions again; "hiso": a diagonal learnt from the
-            steps, along which directions are scaled before they are looked along (4 bytes; beta2 is
-            its 1 - nu).
+        optimizer: the rule that turns the update, as a gradient, into a step. "sgd": as in the
+            published methods. "momentum", "nesterov", "rmsprop" or "adam": see
+            `fedseed.optimizers`; they take 4 bytes of memory per parameter, Adam 8, and a replay
+            restores their averages. "adam-rebuilt": Adam of the last `horizon` steps, which takes
+            no memory but the time to make their directions again. "hiso": scales directions before
+            a measurement by a diagonal learnt from the steps (4 bytes per parameter; beta2 is its 1
+            - nu).
         beta1: decay of the average gradient, for momentum and Adam.
         beta2: decay of the average squared gradient, for Adam, "rmsprop" (torch's alpha), "hiso"
             and divide_by = "scalar".
-        horizon: h, how many steps "adam-rebuilt" remembers.
-        adam_eps: keeps their denominators away from zero.
-        divide_by: what a step's coefficients are divided by: "deviation", that of the losses along
-            its directions, of which it needs several (FZOO; a step whose losses are all alike does
-            nothing); "scalar", the root of an average of their squared sum (MEAZO), of one
-            direction a step; "nothing". Each needs a learning rate of its own.
-        decay: the share of the distance from the base that each step forgets, before it moves; for
+        horizon: h, the number of steps that "adam-rebuilt" remembers.
+        adam_eps: keeps the denominators of these rules away from zero.
+        divide_by: the divisor of a step's coefficients. "deviation": the deviation of the losses
+            along the step's directions, of which there must be several (FZOO; if all losses are
+            equal, the step does nothing). "scalar": the root of an average of their squared sum
+            (MEAZO), for one direction in a step. "nothing": no division. Each choice needs its own
+            learning rate.
+        decay: the share by which each step first shrinks the distance from the base; for
             "from-base".
     """
 
@@ -98,17 +102,19 @@ class Stepwise(ZerothOrder):
     def _base_needs_plain_steps(self) -> "Stepwise":
         if self.optimizer != "sgd" and self.from_base:
             raise ValueError(
-                f'small_steps = "from-base" needs optimizer = "sgd": a step of {self.optimizer} '
-                'is no sum of coefficients; "stochastic" loses no small steps either'
+                'small_steps = "from-base" needs optimizer = "sgd", because a step of '
+                f'{self.optimizer} is not a sum of coefficients; "stochastic" keeps small steps '
+                "as well"
             )
         if self.decay and not self.from_base:
             raise ValueError(
-                f'decay = {self.decay} needs small_steps = "from-base": past coefficients must be '
-                "at hand"
+                f'decay = {self.decay} needs small_steps = "from-base", which keeps past '
+                "coefficients"
             )
         if self.divide_by == "deviation" and not self.has_many_directions:
             raise ValueError(
-                'divide_by = "deviation" needs several directions a step, of which this has one'
+                'divide_by = "deviation" needs several directions in a step, but here a step '
+                "has one"
             )
         return self
 
@@ -116,9 +122,9 @@ class Stepwise(ZerothOrder):
     def settings_problem(self) -> str | None:
         if self.divide_by == "scalar" and self.has_many_directions:
             return (
-                'divide_by = "scalar": a step has several directions, whose projections may '
-                "cancel in the sum that it divides by: steps were up to 209 times the rate; take "
-                '"deviation", or one direction a step'
+                'divide_by = "scalar": a step has several directions, and their projections may '
+                "cancel in the divisor's sum (steps up to 209 times the rate were measured); use "
+                '"deviation", or one direction in a step'
             )
         return super().settings_problem
 
@@ -141,8 +147,8 @@ class Stepwise(ZerothOrder):
     ) -> tuple[np.ndarray[Any, Any], Sequence[Term] | None]:
         """Return a step's coefficients, and the terms of its sum.
 
-        No coefficients: nobody answered. Terms of None: they are along the directions that the
-        step's number names.
+        The coefficients are empty if nobody answered. The terms are None if they are along the
+        directions that the step's number determines.
         """
         return step.scalars, None
 
@@ -158,10 +164,10 @@ class Stepwise(ZerothOrder):
         coefficients: np.ndarray[Any, Any],
         terms: Sequence[Term] | None = None,
     ) -> StepState:
-        """Return the state after a step with these coefficients (none: nobody answered).
+        """Return the state after a step with these coefficients (empty: nobody answered).
 
-        `terms`: the terms of its sum; None: they are along the directions that the step's number
-        names.
+        `terms`: the terms of its sum; None: terms along the directions that the step's number
+        determines.
         """
         coefficients_so_far, window = state.coefficients, state.window
         if self.optimizer == "adam-rebuilt" and len(coefficients):
@@ -170,10 +176,10 @@ class Stepwise(ZerothOrder):
         if self.from_base:
             new = np.zeros(self.per_step, dtype=np.float32)
             new[: len(coefficients)] = self.divide(state, coefficients)
-            # a step that nobody answered leaves the weights as they are
+            # a step that nobody answered does not change the weights
             if self.decay and len(coefficients):
                 coefficients_so_far = coefficients_so_far * np.float32(1 - self.decay)
-            # the schedule's factor: it multiplies all coefficients alike
+            # the schedule's factor, which multiplies all coefficients
             new *= np.float32(self.factor(state.steps_done + 1))
             coefficients_so_far = np.concatenate([coefficients_so_far, new])
         squares = self.squares_after(state, coefficients)
@@ -193,7 +199,7 @@ class Stepwise(ZerothOrder):
         return state.squares.take([mean * mean], self.beta2)
 
     def divide(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the coefficients of the step after `state`, divided as `divide_by` says."""
+        """Return the coefficients of the step after `state`, divided according to `divide_by`."""
         if self.divide_by == "nothing" or not len(coefficients):
             return coefficients
         if self.divide_by == "scalar":
@@ -205,7 +211,9 @@ class Stepwise(ZerothOrder):
         return (doubles / divisor if divisor else np.zeros_like(doubles)).astype(np.float32)
 
     def terms(self, state: StepState, coefficients: np.ndarray[Any, Any]) -> list[Term]:
-        """Return the sum of the step after `state`, along the directions that its number names."""
+        """Return the sum of the step after `state`, along the directions that its number
+        determines.
+        """
         return [
             Term(
                 self.directions(state.seed),
@@ -220,8 +228,8 @@ class Stepwise(ZerothOrder):
         coefficients: np.ndarray[Any, Any],
         terms: Sequence[Term] | None = None,
     ) -> Change:
-        """Return the change w <- w - eta sum_i c_i z_i, by the optimiser, rounded as the settings
-        say.
+        """Return the change w <- w - eta sum_i c_i z_i, or the optimiser's step, rounded according
+        to the settings.
 
         The arguments are those of `count`.
         """

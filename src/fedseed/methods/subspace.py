@@ -1,24 +1,24 @@
-"""Subspace: clients train inside random subspaces that they share, and send what they have trained.
+"""Subspace: clients train inside shared random subspaces, and send the trained parameters.
 
 Yang, Wu, Guo, Sun, Gong: "FedKRSO: Communication and Memory Efficient Federated Fine-Tuning of
-Large Language Models", arXiv 2602.03019, INFOCOM 2026. Bits, the orbit and exactness are this
-project's.
+Large Language Models", arXiv 2602.03019, INFOCOM 2026. fedseed adds the encoding in bits, the orbit
+and the exactness.
 
-    P_k      signs over the root of r, from the round's seed        E[P_k^T P_k] = I
-    B_ik     minimises client i's loss at W + sum_k B_ik P_k        from zero, T local steps; one k
-                                                                    after the other
-    up       Q(B_i1), ..., Q(B_iK)                                  1 bit: sign and magnitude
-    step     Q'(sum_i c_i Q(B_ik))                                  4 bits, rounded without bias
-    W     <- round(W + eta_g sum_k B_k P_k)                         once for each entry
+    P_k      signs over the root of r, from the round's seed    E[P_k^T P_k] = I
+    B_ik     minimises client i's loss at W + sum_k B_ik P_k    T local steps from zero, one k after
+                                                                another
+    up       Q(B_i1), ..., Q(B_iK)                              1 bit: sign and magnitude
+    step     Q'(sum_i c_i Q(B_ik))                              4 bits, rounded without bias
+    W     <- round(W + eta_g sum_k B_k P_k)                     once for each entry
 
-for each weight matrix W; B is on its shorter side, P on the longer one
-(`fedseed.weights.subspace`). Ferret trains all weights and projects their change afterwards, onto
-d / K times fewer directions, which adds noise of sqrt(d / K) |Delta|; here what a client sends is
-what it has trained. Gradients and optimiser states are those of B: a client needs the memory of a
-LoRA of rank r whose A is frozen.
+for each weight matrix W. B is on its shorter side and P on its longer side
+(`fedseed.weights.subspace`). Ferret trains all weights and then projects their change onto d / K
+times fewer directions, which adds noise of sqrt(d / K) |Delta|. Here a client sends exactly what it
+has trained. Gradients and optimiser states are only for B, so a client needs as much memory as for
+a LoRA of rank r with a frozen A.
 
-    up       8 bytes of seed, 2 bytes a matrix, a bit for each entry of B
-    down     the same with `down_bits` an entry, and nothing where nobody answered
+    up       8 bytes for the seed, 2 bytes for each matrix, a bit for each entry of B
+    down     the same with `down_bits` for each entry; empty if nobody answered
 """
 
 from collections.abc import Sequence
@@ -64,22 +64,22 @@ from fedseed.weights.layout import Layout
 from fedseed.weights.subspace import RandomSubspace, matrices_of
 
 MAX_RANK = 1 << 16
-# longer than any side of a matrix, so that every tensor is trained as it is
+# longer than any side of a matrix, so that every tensor is trained directly
 FULL_RANK = 1 << 40
 SEED_BYTES = 8
 MAGNITUDE_BYTES = 2
-# in place of a client's number, in the words that a step is rounded by
+# used in place of a client's number in the random numbers that round a step
 _STEP = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
 class SubspaceState(State):
-    """The state: the values of the settings for the weights that train, and the steps so far."""
+    """The state: the settings' values for the trained weights, and the number of steps."""
 
-    rank: int = 1  # r, `FULL_RANK` for no projection
+    rank: int = 1  # r; `FULL_RANK`: no projection
     count: int = 1  # K
     magnitude_per_row: bool = False
-    steps_done: int = 0  # rounds with at least one answer
+    steps_done: int = 0  # number of rounds with at least one answer
 
     def subspace(self, seed: int) -> RandomSubspace:
         """Return the subspaces of a seed."""
@@ -87,14 +87,12 @@ class SubspaceState(State):
 
     @cached_property
     def entries(self) -> int:
-        """Return the number of entries that B has on all tensors."""
+        """Return the number of entries of B over all tensors."""
         return sum(self.subspace(0).factor_sizes(self.layout))
 
     @cached_property
     def group_sizes(self) -> NDArray[np.int64]:
-        """Return the number of entries that share a magnitude, for each group: a tensor, or a row
-        of B.
-        """
+        """Return for each group (a tensor, or a row of B) how many entries share its magnitude."""
         subspace = self.subspace(0)
         sizes: list[int] = []
         for tensor, size in zip(
@@ -112,7 +110,7 @@ class SubspaceState(State):
         return len(self.group_sizes)
 
     def squared_norm(self, values: Floats) -> float:
-        """Return the expected squared length of the weights' change by B's entries in one
+        """Return the expected squared length of the weights' change, given B's entries as one
         vector.
         """
         subspace = self.subspace(0)
@@ -120,7 +118,7 @@ class SubspaceState(State):
 
 
 class FactorEntries(Summand):
-    """The entries of B of all tensors, in the layout's order, and the seed of P."""
+    """The entries of B for all tensors, in the layout's order, and the seed of P."""
 
     seed: int
 
@@ -132,7 +130,7 @@ class FactorEntries(Summand):
         if context.kind == "update":
             planned = context.method.subspace_seed(context.state, context.round)
             if self.seed != planned:
-                raise MessageError(f"seed {self.seed}: the round's seed is {planned}")
+                raise MessageError(f"seed {self.seed}, but the round's seed is {planned}")
 
     def size(self, context: DecodeContext) -> float:
         state: Any = context.state
@@ -152,7 +150,7 @@ class FactorEntries(Summand):
 
 @dataclass(frozen=True)
 class FloatEntries(FactorEntries):
-    """Entries in 4 bytes each."""
+    """Entries with 4 bytes each."""
 
     seed: Annotated[int, Scalar("u8")]
     entries: Annotated[Floats, Array("f4", "entries")]
@@ -171,7 +169,7 @@ class FloatEntries(FactorEntries):
 
 @dataclass(frozen=True)
 class CodedEntries(FactorEntries):
-    """Entries in `up_bits` each, and magnitudes."""
+    """Entries with `up_bits` each, and their magnitudes."""
 
     seed: Annotated[int, Scalar("u8")]
     magnitudes: Annotated[Floats, Halves("groups")]
@@ -187,8 +185,8 @@ class CodedEntries(FactorEntries):
         highest = 1 if self.codes.width == 1 else 2**self.codes.width - 2
         if len(self.codes.numbers) and self.codes.numbers.max() > highest:
             raise MessageError(
-                f"code {int(self.codes.numbers.argmax())} is {self.codes.numbers.max()}: "
-                f"at most {highest} is possible"
+                f"code {int(self.codes.numbers.argmax())} is {self.codes.numbers.max()}, but at "
+                f"most {highest} is possible"
             )
 
     def with_numbers(self, numbers: NDArray[Any], context: DecodeContext) -> "CodedEntries":
@@ -201,14 +199,14 @@ class CodedEntries(FactorEntries):
     def coded(
         cls, seed: int, values: Floats, state: SubspaceState, bits: int, rounding_seed: int
     ) -> Any:
-        """Return entries in a few bits each.
+        """Encode entries with a few bits each.
 
         Args:
             seed: the seed of P.
             values: the entries.
             state: the state before the round.
-            bits: of a code.
-            rounding_seed: what they are rounded by.
+            bits: bits of a code.
+            rounding_seed: seed of the rounding.
         """
         magnitudes, codes = quantise(values, state.group_sizes, bits, rounding_seed)
         return cls(seed, magnitudes, Small(codes, bits))
@@ -216,20 +214,22 @@ class CodedEntries(FactorEntries):
 
 @dataclass(frozen=True)
 class CodedSum(CodedEntries):
-    """The same in a step: entries in `down_bits` each."""
+    """`CodedEntries` in a step: entries with `down_bits` each."""
 
     codes: Annotated[Small, Packed("entries", width="down_bits", kind="scalars")]
 
 
 @dataclass(frozen=True)
 class FloatStep(Payload):
-    """The clients' mean, as it is; no part: nobody answered."""
+    """A step: the clients' mean without quantisation; empty if nobody answered."""
 
     parts: Annotated[tuple[FloatEntries, ...], Many(FloatEntries)]
 
     def check(self, context: DecodeContext) -> None:
         if len(self.parts) > 1:
-            raise MessageError(f"{len(self.parts)} parts in a step: one, the mean, is expected")
+            raise MessageError(
+                f"{len(self.parts)} parts in a step, but expected only one, the mean"
+            )
 
     def size(self, context: DecodeContext) -> float:
         if self.parts:
@@ -239,7 +239,7 @@ class FloatStep(Payload):
 
 @dataclass(frozen=True)
 class CodedStep(FloatStep):
-    """The clients' mean in a few bits an entry."""
+    """A step: the clients' mean with a few bits for each entry."""
 
     parts: Annotated[tuple[CodedSum, ...], Many(CodedSum)]  # type: ignore[assignment]
 
@@ -248,31 +248,33 @@ class Subspace(Method):
     """Subspace's settings.
 
     Args (besides those of `Method`):
-        bytes: the most that a client sends in a round, such as 28000 or "28kB": sets the rank to
-            the largest that fits with `up_bits` an entry.
-        rank: r, rows of P of a subspace; "full": no projection, every tensor that trains is trained
-            and sent as it is, such as those of an adapter.
-        subspaces: K, subspaces of a round; the entries sent are K times as many.
-        interval: local steps after which a client goes on in the next of its K subspaces; not set:
-            each of them once.
-        refresh: rounds after which new subspaces are drawn; 0: the same in all rounds.
-        up_bits: bits of an entry on the way up: 1 (its sign), 2, 4, 8, or 32 (a float32).
-        down_bits: bits of an entry on the way down, after the mean.
-        magnitudes: what shares a magnitude: all entries of a "matrix", or of a "row" of B.
-        feedback: what a client's bits lose is added to its next update (error feedback); needs
-            refresh = 0, and 4 bytes of a client's disk an entry.
-        global_rate: eta_g, the rate of the step that the answers make.
-        targets: which parameters train, where model.trainable does not say it: "linear" (the linear
-            layers of attention, MLP and experts in the model's blocks), "all", or name patterns,
-            such as ["*.layers.*", "*classifier*"].
-        training: local training, of B. Unless its small_steps is "nearest", 16-bit weights round
-            the round's step stochastically.
+        bytes: the most bytes that a client sends in a round, such as 28000 or "28kB". It sets the
+            largest rank that fits with `up_bits` for each entry.
+        rank: r, the number of rows of P in a subspace. "full": no projection; every trainable
+            tensor is trained and sent directly, which suits adapters.
+        subspaces: K, the number of subspaces in a round; K times as many entries are sent.
+        interval: number of local steps after which a client changes to the next of its K subspaces;
+            not set: it uses each of them once.
+        refresh: number of rounds after which new subspaces are drawn; 0: all rounds have the same
+            subspaces.
+        up_bits: bits of an entry in an update: 1 (its sign), 2, 4, 8, or 32 (a float32).
+        down_bits: bits of an entry of the mean in a step.
+        magnitudes: which entries share a magnitude: those of a "matrix", or of a "row" of B.
+        feedback: add what a client's rounding loses to its next update (error feedback). It needs
+            refresh = 0, and 4 bytes for each entry on the client's disk.
+        global_rate: eta_g, the rate of the step made from the answers.
+        targets: which parameters train, if model.trainable is not set: "linear" (the linear layers
+            of attention, MLP and experts in the model's blocks), "all", or name patterns such as
+            ["*.layers.*", "*classifier*"].
+        training: local training of B. Unless its small_steps is "nearest", 16-bit weights round the
+            round's step stochastically.
     """
 
     name: Literal["subspace"] = "subspace"
     code: ClassVar[int] = 17
     about: ClassVar[str] = (
-        "first-order training inside shared random subspaces, sent in bits (FedKRSO, INFOCOM 2026)"
+        "first-order training inside shared random subspaces; entries are sent in bits "
+        "(FedKRSO, INFOCOM 2026)"
     )
 
     bytes: Annotated[PositiveInt | None, BeforeValidator(parse_bytes)] = None
@@ -294,14 +296,14 @@ class Subspace(Method):
     def _consistent(self) -> "Subspace":
         if self.feedback and self.refresh != 0:
             raise ValueError(
-                "feedback = true: what is left over belongs to one subspace; set refresh = 0"
+                "feedback = true: the remembered part belongs to one subspace; set refresh = 0"
             )
         if self.feedback and self.up_bits == 32:
-            raise ValueError("feedback = true: nothing is lost with up_bits = 32; leave it out")
+            raise ValueError("feedback = true: with up_bits = 32 nothing is lost; remove this key")
         if self.rank == "full" and self.subspaces > 1:
-            raise ValueError('rank = "full": there is nothing to divide into subspaces')
+            raise ValueError('rank = "full": there are no subspaces')
         if self.bytes is not None and "rank" in self.model_fields_set:
-            raise ValueError("bytes and rank: bytes sets the rank; leave one of them out")
+            raise ValueError("bytes and rank: bytes determines the rank; set only one of them")
         return self
 
     def start(self, layout: Layout, seed: int) -> SubspaceState:
@@ -322,7 +324,7 @@ class Subspace(Method):
     def _within_budget(self, state: SubspaceState, budget: int) -> SubspaceState:
         """Return the state with the largest rank whose update takes at most `budget` bytes.
 
-        Raises ValueError: the smallest rank takes more, or the largest less.
+        Raises ValueError if the smallest rank takes more, or the largest rank takes less.
         """
         longest = max(
             (matrices_of(t.shape).longer for t in state.layout.tensors if len(t.shape) > 1),
@@ -332,8 +334,8 @@ class Subspace(Method):
         if self.update_bytes(replace(state, rank=rank)) > budget:
             raise ValueError(
                 f"bytes = {budget}: an update of rank 1 takes "
-                f"{self.update_bytes(replace(state, rank=1))} bytes here; allow for as many, or "
-                "let fewer parameters train (method.targets)"
+                f"{self.update_bytes(replace(state, rank=1))} bytes here; raise bytes to this "
+                "number, or train fewer parameters (method.targets)"
             )
         whole = self.update_bytes(replace(state, rank=largest))
         if whole < budget:
@@ -362,7 +364,7 @@ class Subspace(Method):
         return state.round_seed((number - 1) // self.refresh + 1)
 
     def train(self, state: SubspaceState, plan: Nothing, client: Client) -> FactorEntries:
-        """Train B at W + B P, and round it to its bits."""
+        """Train B at W + B P, and round it to `up_bits`."""
         seed = self.subspace_seed(state, client.round)
         factors = client.train_factors(
             self.training.for_round(client.round), state.subspace(seed), self.interval
@@ -383,7 +385,7 @@ class Subspace(Method):
         return coded
 
     def aggregate(self, state: SubspaceState, answers: Answers) -> FloatStep:
-        """Combine the clients' entries by the rule, and round them once more."""
+        """Combine the clients' entries by the rule, and round the result."""
         if not answers:
             return self.step_type(())
         values = answers.combine([update.values(state) for update in answers.updates])
@@ -426,7 +428,7 @@ class Subspace(Method):
     def needs_each(self) -> str | None:
         if self.up_bits == 32:
             return self.incomparable
-        return f"up_bits = {self.up_bits}: each client has magnitudes of its own; set up_bits = 32"
+        return f"up_bits = {self.up_bits}: each client has its own magnitudes; set up_bits = 32"
 
     @property
     def remembers(self) -> bool:  # type: ignore[override]
@@ -442,5 +444,5 @@ class Subspace(Method):
 
 
 def _join_entries(factors: Sequence[Floats]) -> Floats:
-    """Return the entries of all tensors in one vector."""
+    """Join the entries of all tensors in one vector."""
     return np.concatenate([factor.reshape(-1) for factor in factors]).astype(np.float32)

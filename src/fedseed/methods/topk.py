@@ -1,8 +1,8 @@
-"""Top-k: the largest entries of the local change, in few bits each; what is not sent is remembered.
+"""Top-k: sends the largest entries of the local change with few bits each, and remembers the rest.
 
 The compressor of SparseLoCo (Sarfi, Therien, Lidin, Belilovsky: "Communication Efficient LLM
 Pre-training with SparseLoCo", 2025): top-k in chunks of 4,096 entries, 2-bit values, error
-feedback. A client i remembers e_i, first 0:
+feedback. Client i remembers e_i, which starts at 0:
 
     Delta_i  = w_start - w_end                   after T local optimiser steps
     p        = e_i + Delta_i
@@ -10,14 +10,14 @@ feedback. A client i remembers e_i, first 0:
     e_i     <- beta (p - q)                      error feedback; with beta = 1 nothing is lost
     w       <- w - eta_g sum_i c_i q_i
 
-Q, with b bits: a sign and a level from 1 to 2^(b - 1), times a scale for each chunk. From max |p| /
-2^(b - 1) on, levels and the scale that fits them best in least squares take turns, as in Lloyd's
-algorithm.
+Q with b bits has for each entry a sign and a level from 1 to 2^(b - 1), and for each chunk a scale.
+Starting from the scale max |p| / 2^(b - 1), it alternates between choosing the levels and fitting
+the scale by least squares, as in Lloyd's algorithm.
 
-    up           2 bytes a chunk (its scale, a bfloat16), 12 bits (the place in its chunk) and b
-    bits an entry
-    down         2 bytes a chunk (a count), 12 bits and a bfloat16 for each entry that any of the
-    clients has sent
+    up           2 bytes for each chunk (its scale, a bfloat16); 12 bits (the place in its chunk)
+                 and b bits for each entry
+    down         2 bytes for each chunk (a count); 12 bits and a bfloat16 for each entry that any
+                 client has sent
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,31 +46,32 @@ from fedseed.methods.payload import (
 )
 from fedseed.weights.change import NOTHING, Change, Entries, Patch
 
-PLACE_BITS = 12  # of a place in a chunk
-_TURNS = 3  # of Lloyd's algorithm
+PLACE_BITS = 12  # bits of a place in a chunk
+_TURNS = 3  # iterations of Lloyd's algorithm
 
 Places = NDArray[np.uint16]
 
 
 def indices(counts: NDArray[Any], places: Places) -> NDArray[np.int64]:
-    """Return the positions of entries in the vector, from the number in each chunk and their places
-    in it.
+    """Return the positions of entries in the vector, given the number of entries in each chunk and
+    their places in the chunk.
     """
     return np.repeat(np.arange(len(counts), dtype=np.int64) * CHUNK, counts) + places
 
 
 def check_places(counts: NDArray[Any], places: Places, size: int) -> None:
-    """Raise MessageError unless places ascend in each chunk and lie in the vector."""
+    """Raise MessageError unless places ascend in each chunk and are inside the vector."""
     ascending = np.diff(places.astype(np.int32)) > 0
     ends = np.cumsum(counts, dtype=np.int64)[:-1]
-    ascending[ends[(ends > 0) & (ends < len(places))] - 1] = True  # a new chunk begins
+    # a new chunk may begin with a smaller place
+    ascending[ends[(ends > 0) & (ends < len(places))] - 1] = True
     if not ascending.all():
         index = int(np.flatnonzero(~ascending)[0]) + 1
         raise MessageError(f"entry {index} of {len(places)}: places in a chunk must ascend")
     rest = size - CHUNK * (len(counts) - 1)
     last = places[len(places) - int(counts[-1]) :]
     if len(last) and last[-1] >= rest:
-        raise MessageError(f"place {last[-1]} in the last chunk, which has {rest} entries")
+        raise MessageError(f"place {last[-1]} in the last chunk, which has only {rest} entries")
 
 
 def _entry_counts(context: DecodeContext) -> NDArray[np.int64]:
@@ -84,24 +85,26 @@ def _entries(reader: Reader) -> int:
 
 @dataclass(frozen=True)
 class KeptEntries(Payload):
-    """An update: the entries that are kept of a change."""
+    """An update: the kept entries of a change."""
 
     scales: Annotated[
         Floats, Scales(lambda reader: len(_entry_counts(reader.context)))
-    ]  # of each chunk
-    places: Annotated[Small, Packed(_entries, width=PLACE_BITS)]  # of the entries, in their chunks
-    # their levels, less 1; the highest bit is set where the value is negative
+    ]  # scale of each chunk
+    # places of the entries in their chunks
+    places: Annotated[Small, Packed(_entries, width=PLACE_BITS)]
+    # the entries' levels minus 1; the highest bit is set for negative values
     codes: Annotated[Small, Packed(_entries, width="bits", kind="scalars")]
 
     def check(self, context: DecodeContext) -> None:
         check_places(_entry_counts(context), self.places.numbers, context.state.layout.size)
 
     def patch(self, counts: NDArray[np.int64]) -> Patch:
-        """Return q, entry by entry; `counts`: entries of each chunk."""
+        """Return q as a patch. `counts`: the number of entries of each chunk."""
         sign_bit = 1 << (self.codes.width - 1)
         levels = (self.codes.numbers & (sign_bit - 1)).astype(np.float32) + np.float32(1)
         signed = np.where(self.codes.numbers & sign_bit, -levels, levels)
-        # infinite entries are refused, or not taken, as all huge ones are (`size`)
+        # infinite entries need no check here: huge values are refused, or the step is not applied
+        # (`size`)
         with np.errstate(over="ignore"):
             values = signed * np.repeat(self.scales, counts)
         return Patch(0, values, indices(counts, self.places.numbers))
@@ -128,9 +131,9 @@ def _count_of(reader: Reader) -> int:
 
 @dataclass(frozen=True)
 class Combined(Payload):
-    """A step: the entries that any client has sent, combined, and how many each chunk has.
+    """A step: the combined entries that any client has sent, and their number in each chunk.
 
-    None: nobody answered.
+    It is empty if nobody answered.
     """
 
     counts: Annotated[
@@ -139,13 +142,13 @@ class Combined(Payload):
     ]
     # places of the entries within their chunks, ascending in each chunk
     places: Annotated[Small, Packed(_count_of, width=PLACE_BITS)]
-    values: Annotated[Floats, Halves(_count_of)]  # of the entries
+    values: Annotated[Floats, Halves(_count_of)]  # values of the entries
 
     @classmethod
     def from_entries(
         cls, indices_in_vector: NDArray[np.int64], values: Floats, chunks: int
     ) -> "Combined":
-        """Return values at ascending indices into a vector of `chunks` chunks."""
+        """Make a step from values at ascending indices of a vector with `chunks` chunks."""
         counts = np.bincount(indices_in_vector // CHUNK, minlength=chunks).astype(np.uint16)
         return cls(counts, Small((indices_in_vector % CHUNK).astype(np.uint16), PLACE_BITS), values)
 
@@ -167,14 +170,15 @@ class TopK(Feedback):
     """Top-k's settings.
 
     Args (besides those of `Feedback`):
-        share: of each chunk of 4,096 entries, how much is sent: k / 4,096; at least one entry is.
-        bits: b, for each value: its sign and its level.
+        share: the share of each chunk of 4,096 entries that is sent, k / 4,096; at least one entry.
+        bits: b, the bits of each value, for its sign and its level.
     """
 
     name: Literal["topk"] = "topk"
     code: ClassVar[int] = 14
     about: ClassVar[str] = (
-        "the largest entries of each client's change in 2 bits each, error feedback (SparseLoCo)"
+        "the largest entries of each client's change with 2 bits each, and error feedback "
+        "(SparseLoCo)"
     )
     update_type, step_type = KeptEntries, Combined
 
@@ -210,7 +214,7 @@ class TopK(Feedback):
     def aggregate(self, state: State, answers: Answers) -> Combined:
         """Combine the clients' entries, some chunks at a time.
 
-        An entry that a client has not sent is 0 there.
+        An entry that a client has not sent counts as 0.
         """
         if not answers:
             return Combined.from_entries(np.zeros(0, np.int64), np.zeros(0, np.float32), 0)
@@ -234,7 +238,7 @@ class TopK(Feedback):
 
 
 def _dense_chunks(patches: Sequence[Patch], size: int) -> Iterator[list[NDArray[np.float64]]]:
-    """Yield some chunks of each client's vector at a time."""
+    """Yield a few chunks of each client's vector at a time."""
     for lo in range(0, size, TOGETHER * CHUNK):
         hi = min(lo + TOGETHER * CHUNK, size)
         dense = []
@@ -248,7 +252,7 @@ def _dense_chunks(patches: Sequence[Patch], size: int) -> Iterator[list[NDArray[
 def quantized(
     magnitudes: NDArray[np.float64], level_count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return Q of each row: its scale, and each entry's level from 1 to `level_count`."""
+    """Return Q of each row: the row's scale, and each entry's level from 1 to `level_count`."""
     least = np.finfo(np.float32).tiny
     scale = np.maximum(magnitudes.max(axis=1) / level_count, least)
     for _ in range(_TURNS):
@@ -258,7 +262,7 @@ def quantized(
 
 
 def _chunks(vector: Floats, counts: NDArray[np.int64]) -> Iterator[tuple[Floats, int]]:
-    """Yield chunks of one length as rows, and how many entries are kept of each."""
+    """Yield chunks of equal length as rows, and the number of entries to keep of each."""
     whole = len(vector) // CHUNK
     for lo in range(0, whole, TOGETHER):
         hi = min(whole, lo + TOGETHER)

@@ -1,36 +1,38 @@
 """The common part of zeroth-order methods: the settings of the estimate, the estimate itself, and
 the loop of local steps.
 
-two-point   rho = [l(w + eps z; x) - l(w - eps z; x)] / (2 eps)      SPSA; MeZO, FedKSeed Eq. 3,
-FeedSign Eq. 1
-one-point   rho = [l(w + eps z; x) - l(w; x)] / eps                  forward difference; FedZO
-clipped     min(max(rho, -C), C)                                     QZO: "Fine-tuning Quantized
-Neural Networks with Zeroth-order Optimization", ICLR 2026
+    two-point   rho = [l(w + eps z; x) - l(w - eps z; x)] / (2 eps)    SPSA; MeZO, FedKSeed Eq. 3,
+                                                                       FeedSign Eq. 1
+    one-point   rho = [l(w + eps z; x) - l(w; x)] / eps                forward difference; FedZO
+    clipped     min(max(rho, -C), C)                                   QZO: "Fine-tuning Quantized
+                                                                       Neural Networks with
+                                                                       Zeroth-order Optimization",
+                                                                       ICLR 2026
 
-Losses may be made comparable (`normalize`): what a client measured in one step, without its scale.
+`normalize` makes losses comparable: it removes the scale from what a client measured in one step.
 
-none        as they are
-z-score     (l - mean) / deviation, over the losses of the step; all 0 where they are all alike
-ranks       the place among them, from -1/2 to 1/2; equal losses share theirs, all alike are all 0
+    none        no change
+    z-score     (l - mean) / deviation, over the losses of the step; all 0 if all are equal
+    ranks       the rank among them, from -1/2 to 1/2; equal losses share a rank; all 0 if all are
+                equal
 
-They are taken together as a client measures them in a step: both sides of each direction. With one
-direction only the sign of the difference is left, as in FeedSign, times a constant. In a
-population, whose directions have examples of their own, each pair is centred first: how hard a part
-of the batch is depends on no direction.
+All losses that a client measures in a step are normalised together: both sides of each direction.
+With one direction, only the sign of the difference is left, times a constant, as in FeedSign. In a
+population each direction has its own examples, so each pair is centred first: the difficulty of a
+part of the batch does not depend on the direction.
 
-A population looks along many directions in one pass over a batch, each on a part of the batch of
-its own:
+A population measures along many directions in one pass over a batch, each on its own part of the
+batch:
 
-    rho_j = [l(w + eps z_j; X_j) - l(w - eps z_j; X_j)] / (2 eps)     j = 1..n, X = X_1 + ... + X_n,
-    equally large
-    g     = (1 / n) sum_j rho_j z_j
+    rho_j = [l(w + eps z_j; X_j) - l(w - eps z_j; X_j)] / (2 eps),  j = 1..n
+    g     = (1 / n) sum_j rho_j z_j,  X = X_1 + ... + X_n in equal parts
 
-With one direction a batch, g's noise is about d |mean g_i|^2 however large the batch is; with one
-for each of n parts, (d / n) mean |g_j|^2, of the parts' gradients g_j. So it pays where parts of a
-batch have gradients that agree, and an estimate of a batch costs the same two passes. Evaluating
-rows at weights of their own: Sarkar et al., "Evolution Strategies at the Hyperscale", arXiv
-2511.16652; with "lowrank" directions it takes one pass (`fedseed.weights.perturbed_rows`), with
-others one for each part, over that part alone.
+With one direction for a batch, the noise of g is about d |mean g_i|^2 for any batch size. With one
+direction for each of n parts, it is (d / n) mean |g_j|^2, where g_j are the parts' gradients. So a
+population helps if the gradients of the parts agree, and it costs the same two passes over the
+batch. Evaluating rows at different weights is from Sarkar et al., "Evolution Strategies at the
+Hyperscale", arXiv 2511.16652. With "lowrank" directions it takes one pass
+(`fedseed.weights.perturbed_rows`), and with others one pass for each part, over this part only.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -50,7 +52,7 @@ from fedseed.training.protocol import Client
 from fedseed.training.settings import Autocast
 from fedseed.weights.change import Add, Change, Floats, Term
 
-MAX_DIRECTIONS = 1 << 16  # directions of one step
+MAX_DIRECTIONS = 1 << 16  # the most directions of one step
 Normalisation = Literal["none", "z-score", "ranks"]
 BasisName = Literal["normal", "truncated_normal", "rademacher", "hadamard", "lowrank"]
 
@@ -58,7 +60,7 @@ BasisName = Literal["normal", "truncated_normal", "rademacher", "hadamard", "low
 def normalise(
     losses: Sequence[float] | NDArray[np.floating[Any]], normalisation: Normalisation
 ) -> NDArray[np.float64]:
-    """Return the losses of one population (finite, shape (n,)) without their scale, in the same
+    """Normalise the losses of one population (finite, shape (n,)), and return them in the same
     order.
     """
     unscaled = np.asarray(losses, dtype=np.float64)
@@ -67,7 +69,7 @@ def normalise(
     if normalisation == "z-score":
         centred = unscaled - unscaled.mean()
         deviation = centred.std()
-        # what rounding leaves of losses that are all alike is no deviation
+        # if all losses are equal, the rest left by rounding must not count as a deviation
         alike = deviation <= 1e-12 * float(np.abs(unscaled).max())
         if alike:
             return np.zeros_like(centred)
@@ -75,14 +77,14 @@ def normalise(
     values, place, count = np.unique(unscaled, return_inverse=True, return_counts=True)
     if len(values) == 1:
         return np.zeros_like(unscaled)
-    highest = np.cumsum(count) - 1  # rank of each value
+    highest = np.cumsum(count) - 1  # rank of each distinct value
     return np.asarray(
         (highest - (count - 1) / 2)[place] / (len(unscaled) - 1) - 0.5, dtype=np.float64
     )
 
 
 class Projection(NamedTuple):
-    """The measurement of a direction by two losses."""
+    """The measurement along one direction, from two losses."""
 
     # the estimate, rounded to single precision as it will be sent
     rho: float
@@ -90,7 +92,7 @@ class Projection(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Return whether it was measured: some parts of a population may not be."""
+        """Return whether the measurement succeeded. It may fail for some parts of a population."""
         return isfinite(self.loss)
 
 
@@ -98,30 +100,30 @@ class ZerothOrder(Method):
     """Settings of every zeroth-order method.
 
     Args:
-        basis: where directions come from. "normal" is published; "rademacher" tunes as well at less
-            cost.
-        basis_size: for "hadamard", the number of directions of one basis (B is the next power of
+        basis: the kind of directions. "normal" is published; "rademacher" tunes equally well at
+            lower cost.
+        basis_size: for "hadamard": the number of directions of one basis (B is the next power of
             two).
-        basis_rank: for "lowrank", how many outer products of signs a direction is, on each matrix.
+        basis_rank: for "lowrank": the number of outer products of signs that make up a direction,
+            on each matrix.
         learning_rate: eta, the rate of a step.
-        scale: eps, how far the weights are perturbed (FeedSign calls it mu).
-        batch: examples an estimate is made on.
-        clip: loss guard: a step whose two losses differ by more is skipped.
-        clip_projection: a projection is cut to at most this in size, and the step goes on: the
-            clipped directional derivative of QZO, which tunes the scales of a quantised base. None:
-            it is not cut.
-        normalize: how the losses that a client measures in one step are scaled before they are
-            compared: "none", "z-score" or "ranks" (`fedseed.methods.zeroth`), so that clients'
-            scales do not matter. It wants a learning rate of its own; with one direction a step
-            only the sign of the difference is left.
-        small_steps: how changes far below a 16-bit weight's last place are treated. "nearest": they
-            vanish when rounded (harmless in float32); "stochastic": rounded up or down by the
-            shared stream, right on average; "from-base": coefficients are summed up in float32 and
-            the weights rebuilt from the base each step (one pass with "hadamard"; with other bases
-            the cost grows with every step). Methods that send weights round their average as they
-            round steps.
-        autocast: 16-bit dtype of forward passes over float32 weights; "bfloat16" or "float16".
-        schedule: of the learning rate, by round; None: it stays the same.
+        scale: eps, the size of the perturbation (mu in FeedSign's paper).
+        batch: number of examples for an estimate.
+        clip: loss guard: skip a step whose two losses differ by more than this.
+        clip_projection: cut projections to at most this size (the clipped directional derivative of
+            QZO, for the scales of a quantised base). None: no cut.
+        normalize: how to normalise the losses that a client measures in one step, so that clients'
+            scales do not matter: "none", "z-score" or "ranks" (`fedseed.methods.zeroth`). It needs
+            its own learning rate. With one direction in a step, only the sign of the difference is
+            left.
+        small_steps: what to do with changes far below a 16-bit weight's last place. "nearest":
+            rounding loses them (harmless in float32). "stochastic": they are rounded up or down by
+            the shared stream, correct on average. "from-base": coefficients are added up in
+            float32, and each step rebuilds the weights from the base (one pass with "hadamard";
+            with other bases the cost grows with every step). Methods that send weights round their
+            average in the same way.
+        autocast: 16-bit dtype for forward passes with float32 weights: "bfloat16" or "float16".
+        schedule: schedule of the learning rate over the rounds; None: it is constant.
     """
 
     needs_gradients: ClassVar[bool] = False
@@ -160,23 +162,23 @@ class ZerothOrder(Method):
         return factor_of(self.schedule, number)
 
     def rounding(self, seed: int, step: int) -> tuple[int, int] | None:
-        """Return the numbers of the shared stream that a step is rounded by
-        (`fedseed.weights.change.Add`); None: it is rounded to nearest.
+        """Return the numbers of the shared stream for rounding a step
+        (`fedseed.weights.change.Add`); None for rounding to nearest.
         """
         if self.small_steps == "stochastic":
             return (seed, step)
         return None
 
     def local_step(self, terms: Sequence[Term], number: int, seed: int, step: int) -> Change:
-        """Return the change w <- w - eta (sum of the terms), at the rate of a round, rounded as
-        `rounding` says.
+        """Return the change w <- w - eta (sum of the terms) with the rate of a round, rounded
+        according to `rounding`.
         """
         return Add(terms, -self.learning_rate * self.factor(number), self.rounding(seed, step))
 
     def two_point(self, client: Client, basis: Basis, k: int, items: Sequence[Any]) -> Projection:
         """Return the two-point estimate along direction k.
 
-        Raises NonFiniteError: the losses are not usable.
+        Raises NonFiniteError if the losses are not usable.
         """
         return cast(Projection, client.estimates(self, basis, [k], items)[0])
 
@@ -188,24 +190,25 @@ class ZerothOrder(Method):
         items: Sequence[Any],
         one_sided: bool,
     ) -> list[Projection]:
-        """Return the estimates along some directions, as the client's losses have them.
+        """Measure the estimates along some directions with the client's losses.
 
-        `Client.estimates` asks.
+        This does the work of `Client.estimates`.
 
-        In a population (n > 1), an estimate that is not usable is 0, its loss is NaN, and it is
-        counted as skipped.
+        In a population (n > 1), an unusable estimate is 0 with a loss of NaN, and is counted as
+        skipped.
 
         Args:
             client: the client.
-            basis: where the directions come from.
-            along: their indices; in a population a multiple of n, of which n are looked along in
-                one pass.
-            items: a batch; in a population of n equal parts.
-            one_sided: one-point estimates, with one more pass for all of them together; else
-                two-point ones.
+            basis: the basis of the directions.
+            along: the directions' indices. In a population their number is a multiple of n, and one
+                pass measures along n of them.
+            items: a batch; in a population it has n equal parts.
+            one_sided: make one-point estimates, with one additional pass for all of them together;
+                if false, make two-point estimates.
 
         Raises:
-            NonFiniteError: no estimate of a population is usable; without one, a single one is not.
+            NonFiniteError: no estimate of a population is usable, or, without a population, one of
+                the estimates is not.
         """
         n: int = getattr(self, "population", 1)
         width = self.scale if one_sided else 2 * self.scale
@@ -231,13 +234,13 @@ class ZerothOrder(Method):
     ) -> list[Projection]:
         """Return the quotients of a population.
 
-        0 with a loss of NaN where two losses are no measurement.
+        A quotient is 0 with a loss of NaN if its two losses are unusable.
         """
         problems = list(map(self.problem, plus, minus))
         usable = [number for number, problem in enumerate(problems) if problem is None]
         if not usable:
             raise NonFiniteError(
-                f"of {len(problems)} parts of the batch none was usable: {problems[-1]}"
+                f"none of {len(problems)} parts of the batch was usable: {problems[-1]}"
             )
         for problem in filter(None, problems):
             client.skip(problem)
@@ -249,11 +252,9 @@ class ZerothOrder(Method):
     def quotients(
         self, plus: Sequence[float], minus: Sequence[float], width: float, apart: bool = False
     ) -> list[Projection]:
-        """Return (plus - minus) / width, where `minus` has a loss for each of `plus`, or one for
-        all.
+        """Return (plus - minus) / width. `minus` has one loss for each of `plus`, or one for all.
 
-        `apart`: each pair is of other examples, so that only the difference of its two losses
-        counts.
+        `apart`: each pair has different examples, so only the difference of its two losses counts.
         """
         minus_of_each = list(minus) * (len(plus) // len(minus))
         problem = next(filter(None, map(self.problem, plus, minus_of_each)), None)
@@ -275,25 +276,27 @@ class ZerothOrder(Method):
         ]
 
     def problem(self, plus: float, minus: float) -> str | None:
-        """Return the reason why two losses can't be used, or why the loss guard refuses them.
+        """Return the reason why two losses can't be used, for example because of the loss guard.
 
-        None if they can.
+        None if they can be used.
         """
         difference = plus - minus
         if not np.isfinite(difference):
-            return f"loss is {plus} and {minus} on the two sides of a perturbation"
+            return f"losses on the two sides of a perturbation are {plus} and {minus}"
         if self.clip is not None and abs(difference) > self.clip:
-            return f"losses differ by {abs(difference):.3g}, the loss guard allows {self.clip}"
+            return (
+                f"losses differ by {abs(difference):.3g}, but the loss guard allows only "
+                f"{self.clip}"
+            )
         return None
 
     def local_steps(
         self, client: Client, basis: Basis, draws: Iterable[Sequence[int]], one_sided: bool = False
     ) -> Iterator[tuple[Sequence[int], list[Projection]]]:
-        """Yield the indices and estimates of local steps in turn, each at the weights as they are
-        then.
+        """Yield the indices and estimates of each local step, measured at the weights at that time.
 
-        A step whose losses are not usable is counted and left out. Raises NonFiniteError at the end
-        if no step was usable. `draws` are the indices of each step's directions; `one_sided`:
+        A step with unusable losses is counted and left out. Raises NonFiniteError at the end if no
+        step was usable. `draws` has the indices of each step's directions; `one_sided` means
         forward differences.
         """
         usable, reason = False, ""
@@ -311,12 +314,12 @@ class ZerothOrder(Method):
 
 
 class Population(ZerothOrder):
-    """Settings of methods that can look along many directions with the passes of one.
+    """Settings of methods that can measure along many directions with the passes of one.
 
     Args (besides those of `ZerothOrder`):
-        population: n, directions of an estimate, each on a part of `batch` / n examples; two passes
-            in all. One pass for all of them takes basis = "lowrank"; with other bases each part has
-            passes of its own.
+        population: n, the number of directions of an estimate, each on a part with `batch` / n
+            examples; two passes over the batch in total. With basis = "lowrank" all parts share a
+            pass; with other bases each part has its own passes.
     """
 
     population: Annotated[int, Field(ge=1, le=MAX_DIRECTIONS)] = 1
@@ -326,7 +329,7 @@ class Population(ZerothOrder):
         if self.batch % self.population:
             raise ValueError(
                 f"population = {self.population} does not divide batch = {self.batch}: each "
-                "direction has an equal part of the batch"
+                "direction needs an equal part of the batch"
             )
         return self
 

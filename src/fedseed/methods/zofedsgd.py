@@ -1,4 +1,4 @@
-"""ZO-FedSGD: a projection from each client, aggregated every step.
+"""ZO-FedSGD: each client sends a projection, and every step aggregates them.
 
 FeedSign's baseline (its Algorithm 1), after Malladi et al., "Fine-Tuning Language Models with Just
 Forward Passes" (MeZO), 2023; one-byte scalars after Zelikman et al., "Just One Byte (per
@@ -8,9 +8,9 @@ gradient)", 2023.
     w    <- w - (eta / m) sum_k rho_k z_{s_k}            own seeds
     w    <- w - eta mean(rho) z_t                        one shared seed a step
 
-A seed is 32 bits: the index of a direction of the run's basis. With a population of n there are n
-rho of a client, on the directions from that index on, and the step takes their mean; own indices
-are multiples of n then.
+A seed has 32 bits: the index of a direction in the run's basis. With a population of n, a client
+sends n values rho for the n directions from that index on, and the step takes their mean. Own
+indices are then multiples of n.
 """
 
 from dataclasses import dataclass, field
@@ -30,12 +30,13 @@ from fedseed.weights.change import Term
 
 
 class OneByte(Array):
-    """float32 numbers in a byte each: a sign and a magnitude 2^((c - 80) / 5), c = 1..127.
+    """Encodes float32 numbers in one byte each: a sign and a magnitude 2^((c - 80) / 5), c =
+    1..127.
 
     C = 0 is zero.
 
-    From 2^-15.8 to 2^9.4 (675) in steps of 15%: nearest in the logarithm, too small becomes 0, too
-    large the largest.
+    Magnitudes go from 2^-15.8 to 2^9.4 (675) in steps of 15%. Numbers are rounded to the nearest
+    logarithm; too small ones become 0, and too large ones the largest.
     """
 
     def write_value(self, value: Any) -> bytes:
@@ -55,22 +56,23 @@ _VALUES = np.array(_magnitudes + [-m for m in _magnitudes], dtype=np.float32)
 
 @dataclass(frozen=True)
 class Projections(Scalars):
-    """Scalars on directions, n for each client: an update, or a step.
+    """Scalars on directions, n for each client, in an update or a step.
 
-    In a step they are multiplied by the clients' weights.
+    In a step, scalars are multiplied by the clients' weights.
     """
 
-    # the first of their directions, where each client takes its own; None: they follow from the
-    # step's number
+    # index of the first direction of each client, if clients have their own directions; None: the
+    # directions follow from the step's number
     indices: Annotated[NDArray[np.uint32] | None, Array("u4", "m", condition="own_seeds")] = field(
         default=None, kw_only=True
     )
     scalars: Annotated[Floats, Array("f4", "m", multiplier="population")]
 
     def check(self, context: DecodeContext) -> None:
-        """Check that an update, or a step with a shared seed, has the scalars of one population.
+        """Check that an update, or a step with a shared seed, has as many scalars as one
+        population.
 
-        A step may have none: nobody answered.
+        A step may have none, if nobody answered.
         """
         n = context.lookup("population")
         max_count = n if context.kind == "update" or self.indices is None else None
@@ -95,7 +97,7 @@ class Projections(Scalars):
 
 @dataclass(frozen=True)
 class ByteProjections(Projections):
-    """The same with a byte a scalar."""
+    """`Projections` with one byte for each scalar."""
 
     scalars: Annotated[Floats, OneByte("u1", "m", multiplier="population")]
 
@@ -104,15 +106,17 @@ class ZOFedSGD(Population, Stepwise):
     """ZO-FedSGD's settings; a round is a step.
 
     Args (besides those of `Population` and `Stepwise`):
-        seeds: "own": each client draws its own direction and sends (seed, rho), 8 bytes; "shared":
-            one direction a step, 4 bytes up and the mean, 4 bytes, down. With a population of n, n
-            directions, and 4 n bytes for rho.
-        scalars: "float32", or "byte" for one byte a projection.
+        seeds: "own": each client draws its own direction and sends (seed, rho), 8 bytes. "shared":
+            one direction for each step; rho takes 4 bytes up, and the mean 4 bytes down. With a
+            population of n there are n directions, and rho takes 4 n bytes.
+        scalars: "float32", or "byte" for one byte per projection.
     """
 
     name: Literal["zo-fedsgd"] = "zo-fedsgd"
     code: ClassVar[int] = 4
-    about: ClassVar[str] = "a projection per client and step, own or shared seeds, 4 bytes or 1"
+    about: ClassVar[str] = (
+        "one projection from each client in each step, own or shared seeds, 4 bytes or 1"
+    )
     step_type = Projections
 
     seeds: Literal["own", "shared"] = "own"
@@ -124,7 +128,8 @@ class ZOFedSGD(Population, Stepwise):
     def _base_needs_shared_seeds(self) -> "ZOFedSGD":
         if self.own_seeds and self.from_base:
             raise ValueError(
-                'small_steps = "from-base" needs seeds = "shared": own directions never come twice'
+                'small_steps = "from-base" needs seeds = "shared": clients\' own '
+                "directions are never used again"
             )
         return self
 
@@ -134,9 +139,8 @@ class ZOFedSGD(Population, Stepwise):
         if self.scalars == "byte" and reach / self.scale > _VALUES.max():
             return (
                 f'scalars = "byte": with normalize = "{self.normalize}" projections reach '
-                f"{reach / self.scale:,.0f}, "
-                f"and a byte {_VALUES.max():.0f}; take method.scale = "
-                f"{1.01 * reach / _VALUES.max():.2g} or more"
+                f"{reach / self.scale:,.0f}, but a byte only {_VALUES.max():.0f}; set "
+                f"method.scale = {1.01 * reach / _VALUES.max():.2g} or more"
             )
         return super().settings_problem
 
@@ -150,12 +154,12 @@ class ZOFedSGD(Population, Stepwise):
 
     @property
     def own_seeds(self) -> bool:
-        """Return whether each client takes a direction of its own."""
+        """Return whether each client has its own direction."""
         return self.seeds == "own"
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Projections:
         along, n = self.indices(client.round), self.population
-        # aligned, so that the directions of two clients are the same or have none in common
+        # aligned, so that two clients have either the same directions or none in common
         if self.own_seeds:
             k = state.client_seed(client.round, client.number) % ((1 << 32) // n) * n
             along = range(k, k + n)
@@ -169,9 +173,10 @@ class ZOFedSGD(Population, Stepwise):
         )
 
     def aggregate(self, state: StepState, answers: Answers) -> Projections:
-        """Return each client's scalars times its weight, or their mean with shared seeds.
+        """Return each client's scalars times its weight, or the mean of the scalars if seeds are
+        shared.
 
-        They are float32.
+        The result is in float32.
         """
         n = self.population
         if self.own_seeds:
@@ -212,5 +217,5 @@ class ZOFedSGD(Population, Stepwise):
     @property
     def incomparable(self) -> str | None:  # type: ignore[override]
         if self.own_seeds:
-            return 'seeds = "own": each client measures along a direction of its own'
+            return 'seeds = "own": each client measures along its own direction'
         return None

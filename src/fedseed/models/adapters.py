@@ -1,16 +1,17 @@
-"""Adapters: a few parameters added to a frozen base, which are tuned in its place. Built on `peft`.
+"""Adapters: a few parameters that are added to a frozen base and tuned instead of it. Built on
+`peft`.
 
-    lora       Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022: W +
-    (alpha / r) B A
-    p-tuning   Liu et al., "GPT Understands, Too", 2021: virtual tokens that an MLP makes of an
-    embedding
+    lora       Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022:
+               W + (alpha / r) B A
+    p-tuning   Liu et al., "GPT Understands, Too", 2021: virtual tokens that an MLP computes from an
+               embedding
     prompt     Lester, Al-Rfou, Constant, "The Power of Scale for Parameter-Efficient Prompt
-    Tuning", EMNLP 2021
+               Tuning", EMNLP 2021
 
-An adapter is installed before the parameter space is made, so every method that tunes a model tunes
-an adapter as well, and sends what belongs to the adapter only. What it starts from is drawn from
-the shared stream by the run's seed: the same bits at every client, whatever `peft`'s and torch's
-generators do. Settings are free of torch.
+An adapter is installed before the parameter space is made. So every method that can tune a model
+can also tune an adapter, and it then sends only the adapter's part. The adapter's first weights are
+drawn from the shared stream with the run's seed. They have the same bits at every client and do not
+depend on the generators of `peft` and torch. The settings need no torch.
 """
 
 import logging
@@ -34,7 +35,7 @@ from fedseed.weights.layout import DigestKind
 if TYPE_CHECKING:
     import torch
 
-# what peft puts into a layer's name; fused experts have it several times
+# what peft inserts into a layer's name; for fused experts, several times
 WRAPPED = re.compile(r"\.(?:base_layer\.)+")
 
 
@@ -46,15 +47,15 @@ class LoRA(_Adapter):
     """Low-rank changes of linear layers.
 
     Args:
-        rank: r, columns of the factors that are trained.
+        rank: r, the number of columns of the trained factors.
         alpha: the change is scaled by alpha / r.
-        targets: names of the layers (their last parts); None: peft's choice for the architecture,
-            for most the attention's query and value projections.
-        dropout: on the adapter's input, in first-order training.
-        train: "both" factors, or "b" alone: A stays as the shared stream has drawn it, signs over
-            sqrt(rank), and only B is trained and sent. The mean of clients' changes is exact then
-            (FFA-LoRA: Sun, Li, Li, Ding, "Improving LoRA in Privacy-preserving Federated Learning",
-            ICLR 2024).
+        targets: the last parts of the layers' names; None: peft's choice for the architecture,
+            usually the query and value projections of the attention.
+        dropout: dropout on the adapter's input, in first-order training.
+        train: "both" factors, or only "b". With "b", A is fixed: signs from the shared stream,
+            divided by sqrt(rank). Only B is trained and sent, and the mean of clients' changes is
+            then exact (FFA-LoRA: Sun, Li, Li, Ding, "Improving LoRA in Privacy-preserving Federated
+            Learning", ICLR 2024).
     """
 
     kind: Literal["lora"] = "lora"
@@ -68,11 +69,11 @@ class LoRA(_Adapter):
 class PTuning(_Adapter):
     """Virtual tokens before the prompt: an embedding through an MLP of three layers.
 
-    Both are trained and sent.
+    The embedding and the MLP are both trained and sent.
 
     Args:
-        virtual_tokens: how many virtual tokens.
-        hidden: width of the MLP; None: that of the model.
+        virtual_tokens: number of virtual tokens.
+        hidden: width of the MLP; None: the model's width.
     """
 
     kind: Literal["p-tuning"] = "p-tuning"
@@ -81,12 +82,12 @@ class PTuning(_Adapter):
 
 
 class PromptTuning(_Adapter):
-    """Virtual tokens before the prompt, trained as they are.
+    """Virtual tokens before the prompt, whose embeddings are trained directly.
 
     Args:
-        virtual_tokens: how many virtual tokens.
-        init: what they start as: rows of the model's own embedding ("vocabulary"), or N(0, 1)
-            ("normal": peft's default, far from any word of most models).
+        virtual_tokens: number of virtual tokens.
+        init: their first values: rows of the model's own embedding ("vocabulary"), or N(0, 1)
+            ("normal", peft's default, which is far from any word in most models).
     """
 
     kind: Literal["prompt"] = "prompt"
@@ -101,25 +102,26 @@ AnyAdapter = Annotated[Adapter, Field(discriminator="kind")]
 def choose_adapter(
     requested: Adapter | None, required: Adapter | None, method: str
 ) -> Adapter | None:
-    """Return the adapter of a run: the recipe's, or else the one that the method is defined with.
+    """Return the adapter of a run: the recipe's, or the method's own if the recipe has none.
 
-    Raises RecipeError if the method is defined with another kind.
+    Raises RecipeError if the recipe's is of another kind than the method's own.
     """
     if requested is None or required is None or requested.kind == required.kind:
         return requested or required
     raise RecipeError(
-        f'model.adapter.kind = "{requested.kind}": {method} tunes "{required.kind}"; leave '
-        'model.adapter out, or take method.name = "fedavg", which tunes any adapter'
+        f'model.adapter.kind = "{requested.kind}": {method} tunes "{required.kind}"; leave out '
+        'model.adapter, or use method.name = "fedavg", which tunes any adapter'
     )
 
 
 def install(model: Any, settings: Adapter, seed: int, base: str = "") -> Any:
-    """Return the model with an adapter, a `peft` model; only the adapter's parameters train.
+    """Return the model with an adapter, as a `peft` model in which only the adapter's parameters
+    train.
 
     Args:
-        model: the base; LoRA's layers are put into it in place.
-        settings: which adapter.
-        seed: the run's seed, which decides the adapter's first weights.
+        model: the base; LoRA's layers are inserted in place.
+        settings: the adapter's settings.
+        seed: the run's seed, which determines the adapter's first weights.
         base: the base's name, for the adapter's configuration.
 
     Raises:
@@ -131,10 +133,10 @@ def install(model: Any, settings: Adapter, seed: int, base: str = "") -> Any:
 
 
 def library() -> Any:
-    """Return PEFT, which takes seconds to import and brings bitsandbytes, where that is
+    """Import and return peft. The import takes seconds, and also imports bitsandbytes if that is
     installed.
     """
-    # on import it warns of kernels that could come from the hub
+    # on import, bitsandbytes warns of kernels that could come from the hub
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import peft
 
@@ -142,16 +144,16 @@ def library() -> Any:
 
 
 def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
-    """Return the model with an adapter whose first weights are peft's own: enough to know its
-    size.
+    """Return the model with an adapter whose first weights are peft's own; this is enough to know
+    its size.
     """
     peft = library()
     speaks = getattr(model, "can_generate", lambda: False)()
     causal = speaks and not model.config.is_encoder_decoder
     if not causal and not isinstance(settings, LoRA):
         raise RecipeError(
-            f'model.adapter.kind = "{settings.kind}": virtual tokens need a causal language model; '
-            f'this base is a {type(model).__name__}: choose "lora"'
+            f'model.adapter.kind = "{settings.kind}": virtual tokens need a causal language '
+            f'model, but this base is a {type(model).__name__}: choose "lora"'
         )
     task = "CAUSAL_LM" if causal else "SEQ_2_SEQ_LM" if speaks else None
     config: Any
@@ -193,7 +195,7 @@ def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
 
 
 def _fix_first_factors(model: Any, settings: LoRA) -> None:
-    """Let B alone train, and note the names of the factors A in `model.fixed_parameters`."""
+    """Let only B train, and record the names of the factors A in `model.fixed_parameters`."""
     others = [
         name
         for name, parameter in model.named_parameters()
@@ -201,8 +203,8 @@ def _fix_first_factors(model: Any, settings: LoRA) -> None:
     ]
     if others:
         raise RecipeError(
-            f'model.adapter.train = "b" with targets = {settings.targets}: {others[0]} is no '
-            "factor of a linear layer; name linear layers alone, or leave model.adapter.train out"
+            f'model.adapter.train = "b" with targets = {settings.targets}: {others[0]} is not a '
+            "factor of a linear layer; name only linear layers, or leave out model.adapter.train"
         )
     fixed = {name: p for name, p in model.named_parameters() if "lora_A." in name}
     for parameter in fixed.values():
@@ -211,11 +213,11 @@ def _fix_first_factors(model: Any, settings: LoRA) -> None:
 
 
 def start_digest(model: Any, space: Any) -> str:
-    """Return the digest of an adapter's first weights: those that train, and those it has fixed.
+    """Return the digest of an adapter's first weights, both the trained and the fixed ones.
 
     Args:
         model: the `peft` model.
-        space: the parameter space of what trains.
+        space: the parameter space of the trained parameters.
     """
     from fedseed.weights.digest import hash_tensors
 
@@ -228,11 +230,12 @@ def start_digest(model: Any, space: Any) -> str:
 
 
 def _draw(model: Any, settings: Adapter, seed: int) -> None:
-    """Draw the adapter's first weights, parameter by parameter in their order, in float32.
+    """Draw the adapter's first weights in float32, parameter by parameter in order.
 
-    LoRA's B, or of an embedding A: zeros, so that the model starts as the base. A fixed A: signs
-    over sqrt(rank). LoRA's A and an MLP's layers: uniform on +-1 / sqrt(fan-in). An embedding's B:
-    N(0, 1). Virtual tokens: rows of the model's embedding, or N(0, 1).
+    LoRA's B (for an embedding, A) is zero, so that the model starts as the base. A fixed A has
+    signs divided by sqrt(rank). LoRA's A and the layers of an MLP are uniform on +-1 /
+    sqrt(fan-in). B of an embedding is N(0, 1). Virtual tokens are rows of the model's embedding, or
+    N(0, 1).
     """
     import torch
 
@@ -254,13 +257,14 @@ def _draw(model: Any, settings: Adapter, seed: int) -> None:
                 p.copy_(_normal(seed, number, count).reshape(p.shape))
             elif not isinstance(layer, torch.nn.Embedding):
                 draws = words(seed, Domain.ADAPTER, number, 0, -(-count // 4)).reshape(-1)[:count]
-                unit = (draws + 0.5) * 2.0**-31 - 1.0  # in double precision, rounded once
+                # in double precision, then rounded once to float32
+                unit = (draws + 0.5) * 2.0**-31 - 1.0
                 values = (unit * (1 / sqrt(layer.weight[0].numel()))).astype(np.float32)
                 p.copy_(torch.from_numpy(values).reshape(p.shape))
             elif isinstance(settings, PromptTuning) and settings.init == "vocabulary":
                 embeddings = model.get_base_model().get_input_embeddings().weight
-                # 64-bit numbers modulo a vocabulary: no row is likelier than another by more than
-                # one part in 10^13
+                # a 64-bit number modulo the vocabulary's size: rows differ in probability by less
+                # than one part in 10^13
                 rows = [
                     int(n) % len(embeddings)
                     for n in uniform_integers(seed, Domain.ADAPTER, len(p), number)
@@ -281,18 +285,18 @@ def _normal(seed: int, number: int, count: int) -> "torch.Tensor":
 
 
 def save(model: Any, folder: Path) -> None:
-    """Write the adapter as `peft` has it: `PeftModel.from_pretrained(base, folder)` loads it.
+    """Write the adapter in `peft`'s format. `PeftModel.from_pretrained(base, folder)` loads it.
 
-    Of P-tuning `peft` keeps the virtual tokens as its MLP makes them, which is what the model uses,
-    not the MLP.
+    For P-tuning, `peft` saves the MLP's output, which is all that the model uses, and not the MLP
+    itself.
     """
     with hushed():
-        # "auto" would ask the hub for the base
+        # "auto" would look for the base on the hub
         model.save_pretrained(folder, save_embedding_layers=False)
 
 
 def differences(model: Any, folder: Path) -> list[str]:
-    """Return the names of the tensors that a saved adapter has otherwise than the model."""
+    """Return the names of the tensors that differ between a saved adapter and the model."""
     import torch
 
     peft = library()
@@ -307,15 +311,15 @@ def differences(model: Any, folder: Path) -> list[str]:
 
 
 def load(model: Any, folder: Path, trains: bool = False) -> Any:
-    """Return the base with an adapter that `save`, or peft, has written.
+    """Return the base with an adapter that was written by `save` or by peft.
 
     Args:
-        model: the base; LoRA's layers are put into it in place.
-        folder: the adapter's.
-        trains: whether the adapter is to be tuned on: a LoRA.
+        model: the base; LoRA's layers are inserted in place.
+        folder: the adapter's folder.
+        trains: whether the adapter, which must be a LoRA, will be tuned further.
 
     Raises:
-        RecipeError: they do not fit, or the adapter can't be tuned on.
+        RecipeError: base and adapter do not fit, or the adapter can't be tuned further.
     """
     peft = library()
     try:
@@ -332,7 +336,7 @@ def load(model: Any, folder: Path, trains: bool = False) -> Any:
 
 @contextmanager
 def torch_draws_apart() -> Iterator[None]:
-    """Leave torch's generator as it is; peft draws first weights by it, on the CPU."""
+    """Restore torch's generator afterwards, which peft uses to draw first weights on the CPU."""
     import torch
 
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
@@ -340,15 +344,15 @@ def torch_draws_apart() -> Iterator[None]:
 
 
 def settings_of(model: Any, folder: Path | str = "") -> LoRA:
-    """Return the settings of the LoRA inside a model of peft.
+    """Return the settings of the LoRA in a peft model.
 
     Raises RecipeError if it is another kind of adapter.
     """
     config = model.peft_config["default"]
     if str(getattr(config, "peft_type", "")).rpartition(".")[2] != "LORA":
         raise RecipeError(
-            f"{folder or 'the model'}: an adapter of kind {config.peft_type} can't be tuned on; "
-            "a LoRA can"
+            f"{folder or 'the model'}: an adapter of kind {config.peft_type} can't be tuned "
+            "further, only a LoRA"
         )
     targets = config.target_modules
     module_names = [targets] if isinstance(targets, str) else sorted(targets or ())
@@ -363,21 +367,21 @@ def settings_of(model: Any, folder: Path | str = "") -> LoRA:
 def merged(model: Any) -> Any:
     """Return the base with an adapter's changes added to its weights: a model without an adapter.
 
-    Changes `model`. A layer that shares its matrix with another, such as a tied `lm_head`, gets one
-    of its own first: the adapter has changed the layer alone.
+    Changes `model`. If a layer shares its matrix with another, such as a tied `lm_head`, it first
+    gets its own copy, because the adapter changed only this layer.
 
-    Raises RecipeError if there is no adapter, one whose virtual tokens no weights of the base can
-    stand for, or a base whose weights are quantised.
+    Raises RecipeError if there is no LoRA adapter, or if the base is quantised. (Virtual tokens
+    can't be expressed by the base's weights.)
     """
     if not is_installed(model) or has_virtual_tokens(model):
         raise RecipeError(
-            "--merge: only a LoRA adapter can be added to the base's weights; leave it out"
+            "--merge: only a LoRA adapter can be added to the base's weights; leave out --merge"
         )
     if is_quantized(model):
         raise RecipeError(
-            "--merge: the base's weights are quantised, and with the adapter added they would be "
-            "rounded to a few bits once more: another model. Leave --merge out, and load the "
-            "adapter beside the quantised base with peft"
+            "--merge: the base's weights are quantised. With the adapter added they would be "
+            "rounded to a few bits again, which gives a different model. Leave out --merge, and "
+            "load the adapter on the quantised base with peft"
         )
     _untie_adapted(model)
     with hushed():
@@ -385,7 +389,7 @@ def merged(model: Any) -> Any:
 
 
 def _untie_adapted(model: Any) -> None:
-    """Give each layer that has an adapter a matrix of its own; its configuration says so."""
+    """Give each layer that has an adapter its own matrix, and record this in the configuration."""
     import torch
 
     whole = model.get_base_model()
@@ -394,7 +398,7 @@ def _untie_adapted(model: Any) -> None:
         names.setdefault(id(parameter), []).append(name)
     for names_of_matrix in names.values():
         adapted = [name for name in names_of_matrix if ".base_layer." in name]
-        # the last of several may keep the matrix, if nobody else has it
+        # the last of several layers may keep the matrix if no other layer uses it
         for name in adapted if len(adapted) < len(names_of_matrix) else adapted[:-1]:
             place, _, last = name.rpartition(".")
             layer = whole.get_submodule(place)
@@ -405,18 +409,18 @@ def _untie_adapted(model: Any) -> None:
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Keep peft's advice about the base and deprecations inside other libraries off the screen."""
+    """Hide peft's advice about the base, and deprecation warnings inside other libraries."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", category=UserWarning)
         warnings.simplefilter("ignore", category=FutureWarning)
-        # fused experts: peft first looks for layers of these names, then for the tensors
+        # for fused experts, peft first looks for layers with these names, then for the tensors
         warnings.filterwarnings("ignore", r"The following \w+_pattern keys", RuntimeWarning)
         yield
 
 
 def base_digest(model: Any, kind: DigestKind = "blake2b") -> str:
-    """Return the digest of the base inside a `peft` model, as `fedseed.weights.digest` gave it
-    before `install`.
+    """Return the digest of the base in a `peft` model: the one that `fedseed.weights.digest`
+    returned before `install`.
     """
     from fedseed.weights.digest import hash_tensors, untied
 
@@ -429,7 +433,7 @@ def base_digest(model: Any, kind: DigestKind = "blake2b") -> str:
 
 
 def virtual_tokens(settings: Adapter | None) -> int:
-    """Return the number of a model's positions that an adapter takes."""
+    """Return how many of a model's positions an adapter takes."""
     if settings is None or isinstance(settings, LoRA):
         return 0
     return settings.virtual_tokens
@@ -442,15 +446,15 @@ def is_installed(model: "torch.nn.Module") -> bool:
 
 def has_virtual_tokens(model: "torch.nn.Module") -> bool:
     """Return whether a model has an adapter that puts virtual tokens before the prompt."""
-    # a model that transformers has put an adapter into has no active_peft_config
+    # if transformers itself added the adapter, the model has no active_peft_config
     config = getattr(model, "active_peft_config", None) if is_installed(model) else None
     return bool(getattr(config, "is_prompt_learning", False))
 
 
 def at_home(model: "torch.nn.Module", device: "torch.device") -> AbstractContextManager[Any]:
-    """Make new tensors on the model's device in a forward pass with virtual tokens.
+    """Create new tensors on the model's device in a forward pass with virtual tokens.
 
-    Peft names no device for them.
+    This is needed because peft does not set their device.
     """
     if has_virtual_tokens(model):
         return device

@@ -1,5 +1,5 @@
-"""The classes that load models of each architecture, and the architecture that a base's
-configuration names.
+"""Architectures of models: the classes that load each of them, and how to find a base's from its
+configuration.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from transformers import (
 )
 from transformers.models.auto import modeling_auto
 
-# what a model predicts
+# the kind of prediction that a model makes
 Architecture = Literal["causal", "masked", "seq2seq", "classification", "image"]
 
 
@@ -24,9 +24,9 @@ Architecture = Literal["causal", "masked", "seq2seq", "classification", "image"]
 class Loader:
     """The classes and options that load models of one architecture."""
 
-    description: str  # what such a model is, for messages
+    description: str  # description of such a model, for messages
     auto: Any  # the transformers class that loads them
-    # what transformers calls the table of such classes
+    # the name of transformers' table of these classes
     mapping: str
 
     def auto_for(self, config: Mapping[str, Any]) -> Any:
@@ -50,27 +50,26 @@ class Loader:
         return classes
 
     def processor(self, place: str, trust_remote_code: bool) -> Any:
-        """Return a folder's or hub name's tokenizer or image processor.
+        """Return the tokenizer or image processor of a folder or hub name.
 
-        Raises OSError or ValueError if incomplete.
+        Raises OSError or ValueError if its files are incomplete.
         """
         if self.auto is AutoModelForImageClassification:
-            # it brings image libraries, which take a second to load
+            # imported here because it imports image libraries, which takes a second
             from transformers import AutoImageProcessor
 
             return AutoImageProcessor.from_pretrained(place, trust_remote_code=trust_remote_code)
         try:
             tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-        except (
-            BaseException
-        ) as error:  # a bad regex or normaliser: a bare Exception, or a panic, which is not one
+        # a bad regex or normaliser raises a bare Exception, or a panic, which is not an Exception
+        except BaseException as error:
             if isinstance(
                 error, OSError | ValueError | ImportError | KeyboardInterrupt | SystemExit
             ):
                 raise
-            raise ValueError(f"tokenizers refuses it: {error}") from error
-        # without its files, transformers makes up some tokenizers from the model's type, with
-        # special tokens only
+            raise ValueError(f"tokenizers rejects it: {error}") from error
+        # without its files, transformers invents some tokenizers from the model's type, with only
+        # special tokens
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
             raise ValueError("it has no tokenizer files (such as tokenizer.json)")
         return tokenizer
@@ -85,9 +84,7 @@ LOADERS: dict[Architecture, Loader] = {
     "seq2seq": Loader(
         "an encoder-decoder, such as T5 or BART", AutoModelForSeq2SeqLM, "SEQ_TO_SEQ_CAUSAL_LM"
     ),
-    "masked": Loader(
-        "a language model that fills in masks, such as RoBERTa", AutoModelForMaskedLM, "MASKED_LM"
-    ),
+    "masked": Loader("a masked language model, such as RoBERTa", AutoModelForMaskedLM, "MASKED_LM"),
     "classification": Loader(
         "a text model that can have a classification head, such as BERT, RoBERTa or LLaMA",
         AutoModelForSequenceClassification,
@@ -101,8 +98,8 @@ LOADERS: dict[Architecture, Loader] = {
 }
 
 
-# models of texts with blanks, which transformers reads from left to right where config.json has
-# "is_decoder": true; otherwise a later token changes an earlier one's prediction
+# masked language models, which transformers reads from left to right only if config.json has
+# "is_decoder": true; otherwise later tokens change the predictions of earlier ones
 BOTH_WAYS = frozenset(
     {
         "bert",
@@ -126,32 +123,31 @@ BOTH_WAYS = frozenset(
 
 
 def sees_ahead_unless_told(config: Mapping[str, Any]) -> bool:
-    """Return whether a base reads in both directions unless it is told to be a decoder."""
+    """Return whether a base reads in both directions unless it is configured as a decoder."""
     return config.get("model_type") in BOTH_WAYS and not config.get("is_decoder")
 
 
 def hears_besides(config: Mapping[str, Any]) -> bool:
     """Return whether a base continues text and also takes audio, such as Qwen2-Audio.
 
-    transformers lists these classes among the encoder-decoders, which they are not.
+    transformers lists these classes among the encoder-decoders, although they are not.
     """
     listed = LOADERS["seq2seq"].classes().intersection(config.get("architectures") or ())
     encodes = config.get("is_encoder_decoder") or config.get("model_type") in ENCODES
     return bool(listed) and not encodes
 
 
-# encoder-decoders whose config.json does not say so, since it is their class' default
+# encoder-decoders whose config.json does not say so, because it is their class's default
 ENCODES = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
 
 
 def architecture_of(config: Mapping[str, Any], classifies: bool = False) -> Architecture:
-    """Return the architecture that a model's configuration names; "causal" if it names no known
-    one.
+    """Return the architecture named in a model's configuration; "causal" if it is not a known one.
 
     Args:
         config: the base's config.json.
-        classifies: whether it is to tell classes apart: then of images, if it is a model of images,
-            or else of texts.
+        classifies: whether the model will be a classifier: of images, if it is an image model, and
+            otherwise of texts.
     """
     classes, model_type = config.get("architectures") or (), config.get("model_type")
     if classifies:
@@ -170,7 +166,7 @@ def architecture_of(config: Mapping[str, Any], classifies: bool = False) -> Arch
         and config.get("is_encoder_decoder")
         and model_type in LOADERS["seq2seq"].names
     )
-    if speaks or "seq2seq" in architectures:  # BART's class is one for masks, too
+    if speaks or "seq2seq" in architectures:  # because BART's class is also a masked language model
         return "seq2seq"
     if architectures:
         return architectures[0]

@@ -1,4 +1,4 @@
-"""Examine a base's folder or hub name before anything of it is loaded."""
+"""Examines a base's folder or hub name before loading anything."""
 
 import json
 import os
@@ -29,27 +29,27 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 ADAPTER_CONFIG = "adapter_config.json"
-# for the hub's one answer: its client would try for most of a minute, and so would the look-up of
-# its name, which heeds no limit
+# time limit for the hub's first answer: without it, the hub's client and the look-up of its name
+# would each try for most of a minute
 PATIENCE_SECONDS = 10.0
-# of a configuration: a model of more would be made until the memory is full
+# the most layers in a configuration: more would fill the memory while the model is built
 MOST_LAYERS = 4096
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The checkpoint that a base's name stands for."""
+    """The checkpoint of a base."""
 
-    name: str  # as the recipe gives it
-    # a folder, or a hub name, that holds the weights and config.json
+    name: str  # the base's name in the recipe
+    # the folder or hub name that has the weights and config.json
     place: str
-    config: Mapping[str, Any]  # what config.json says
-    # the folder of a LoRA that lies on top of the weights
+    config: Mapping[str, Any]  # content of config.json
+    # the folder of a LoRA on top of the weights; None: there is none
     adapter: Path | None = None
 
     @property
     def classes(self) -> list[str]:
-        """Return the names of the model classes that config.json gives."""
+        """Return the names of the model classes in config.json."""
         return [str(name) for name in self.config.get("architectures") or ()]
 
     @property
@@ -59,15 +59,15 @@ class Checkpoint:
 
 
 def find_checkpoint(base: str) -> Checkpoint:
-    """Return the checkpoint that a base's name stands for; nothing is run or loaded.
+    """Find the checkpoint of a base's name, without running or loading anything.
 
     Args:
-        base: "small", "words" or "digits" (the project's own), a local folder, or a hub name. A
-            folder with an adapter_config.json is an adapter on top of the base that it names, or of
-            the weights in the same folder.
+        base: "small", "words" or "digits" (which come with fedseed), a local folder, or a hub name.
+            A folder with an adapter_config.json is an adapter on the base that it names, or on the
+            weights in the same folder.
 
     Raises:
-        RecipeError: it is not found, or the adapter's base is not.
+        RecipeError: the base or the adapter's base is not found.
     """
     place = reach(base)
     adapter = Path(place, ADAPTER_CONFIG)
@@ -80,14 +80,14 @@ def find_checkpoint(base: str) -> Checkpoint:
 
 
 def _base_of_adapter(base: str, path: Path) -> str:
-    """Return the place of the base that an adapter_config.json names."""
+    """Return the folder or hub name of the base that an adapter_config.json names."""
     try:
         base_name = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise problem(base, f"{ADAPTER_CONFIG} can't be read ({first_line(error)})") from error
     remedy = (
-        f'say where it is in {ADAPTER_CONFIG} ("base_model_name_or_path"), or merge the adapter '
-        "into it (merge_and_unload of peft) and name the merged folder"
+        f'set its path in {ADAPTER_CONFIG} ("base_model_name_or_path"), or merge the adapter into '
+        "it (merge_and_unload of peft) and use the merged folder"
     )
     if not base_name:
         raise problem(base, f"it is an adapter that does not name its base: {remedy}")
@@ -103,20 +103,20 @@ def _base_of_adapter(base: str, path: Path) -> str:
 
 
 def whole_weights(folder: Path) -> list[Path]:
-    """Return the files in a folder that hold a whole model's weights, without an adapter's."""
+    """Return the files in a folder that have a whole model's weights, without an adapter's."""
     paths = chain.from_iterable(folder.glob(pattern) for pattern in WEIGHT_FILES)
     return [path for path in paths if not path.name.startswith("adapter_model")]
 
 
 def problem(base: str, fault: str) -> RecipeError:
-    """Return the error that says what is wrong with a base."""
+    """Return the error for a fault of a base."""
     return RecipeError(f'model.base = "{base}": {fault}')
 
 
 def locate(base: str) -> str:
-    """Return the folder of a packaged base, an existing folder as it is, or the name for the hub.
+    """Return the folder of a packaged base, an existing folder unchanged, or a name for the hub.
 
-    Raises RecipeError if it looks like a path and nothing is there, or something in it is no
+    Raises RecipeError if it looks like a path but does not exist, or if a file in it is not a
     regular file.
     """
     if base in PACKAGED:
@@ -127,22 +127,24 @@ def locate(base: str) -> str:
         return str(path)
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
         raise _not_there(base)
-    # asking the hub for it could take a minute
+    # looking for it on the hub could take a minute
     suggestion = closest(base, PACKAGED, 0.8) if "/" not in base else None
     if suggestion:
         raise problem(
             base,
-            f"did you mean {suggestion}? It is no folder, and models on the hub are OWNER/NAME",
+            f"did you mean {suggestion}? There is no such folder, and names on the hub have "
+            "the form OWNER/NAME",
         )
     return base
 
 
 def reach(base: str) -> str:
-    """Return a place from which `transformers` can load a base without a vain wait for the hub.
+    """Return a path or name from which `transformers` can load a base without a long wait for the
+    hub.
 
-    That is a folder; a name that the hub knows, as it is; without the hub, the folder in its cache.
-    Raises RecipeError if there is no such folder, and the hub can't be reached or has no such
-    model.
+    It is a folder; a name that the hub has, unchanged; or, if the hub can't be reached, the folder
+    in its cache. Raises RecipeError if there is no such folder and the hub can't be reached or has
+    no such model.
     """
     if COMMAND in os.environ:
         quiet()
@@ -154,16 +156,16 @@ def reach(base: str) -> str:
 
 @lru_cache
 def _ask(place: str) -> str:
-    """Return the hub's answer; each name is asked for once."""
+    """Return the hub's answer. Each name is looked up only once."""
     # the HTTP library under the hub's client has changed before, so only the client's own errors
-    # are named here; any other error means that the hub can't be reached
+    # are named here; any other error counts as an unreachable hub
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     if COMMAND in os.environ:
         print(
-            f"fedseed: {clean(str(place))} is no folder here: asking the hub for it, for at most "
-            f"{PATIENCE_SECONDS:g} seconds",
+            f"fedseed: {clean(str(place))} is not a local folder: looking for it on the hub, for "
+            f"at most {PATIENCE_SECONDS:g} seconds",
             file=sys.stderr,
             flush=True,
         )
@@ -172,13 +174,13 @@ def _ask(place: str) -> str:
         _call_within(PATIENCE_SECONDS, lambda: hub.model_info(place, timeout=PATIENCE_SECONDS))
         return place
     except HFValidationError as error:
-        raise _not_there(place, ", and this is no name of the hub") from error
+        raise _not_there(place, ", and this is not a valid name on the hub") from error
     except RepositoryNotFoundError as error:
         raise _not_there(
-            place, ", and the hub has no model of this name that is open to you"
+            place, ", and the hub has no model of this name that you can access"
         ) from error
     except HfHubHTTPError:
-        return place  # it answers: what is wrong, loading will say
+        return place  # the hub answers, so loading will report what is wrong
     except Exception as error:
         config = try_to_load_from_cache(place, "config.json")
         if isinstance(config, str):
@@ -187,14 +189,14 @@ def _ask(place: str) -> str:
 
 
 def _call_within(seconds: float, act: Callable[[], object]) -> None:
-    """Call a function in a thread, and leave it alone when its time is over.
+    """Call a function in a thread, which is abandoned if it takes too long.
 
     Args:
-        seconds: how long to wait for it.
+        seconds: how long to wait.
         act: the function.
 
     Raises:
-        TimeoutError: it has not come back.
+        TimeoutError: the function did not return in time.
         Exception: what the function raises.
     """
     outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
@@ -222,7 +224,7 @@ def _not_there(place: str, reason: str = "") -> RecipeError:
 
 
 def has_weights(base: str) -> bool:
-    """Return whether a base has weights to load; a folder may hold none.
+    """Return whether a base has weights to load. A folder may have none.
 
     Raises RecipeError if there is no folder.
     """
@@ -231,9 +233,10 @@ def has_weights(base: str) -> bool:
 
 
 def base_config(base: str) -> dict[str, Any]:
-    """Return a base's config.json, an adapter's base's; nothing is run or loaded.
+    """Return the config.json of a base, or of an adapter's base, without running or loading
+    anything.
 
-    Raises RecipeError if it can't be had.
+    Raises RecipeError if it can't be read.
     """
     return dict(find_checkpoint(base).config)
 
@@ -246,22 +249,22 @@ def _read_config(base: str, place: str) -> dict[str, Any]:
         raise not_loadable(base, place, error) from error
     for key, value in config.items():
         if "layer" in key and isinstance(value, int) and value > MOST_LAYERS:
-            limit = f"at most {MOST_LAYERS:,} layers are made; get the file anew"
+            limit = f"fedseed builds at most {MOST_LAYERS:,} layers; download the file again"
             raise problem(base, f"{key} = {value:,} in config.json: {limit}")
     return config
 
 
 def not_loadable(base: str, place: str, error: Exception) -> RecipeError:
-    """Return the error that says that no model can be loaded from a place."""
-    folder_problem = "the folder holds no model that can be loaded"
+    """Return the error for a folder or hub name from which no model can be loaded."""
+    folder_problem = "no model can be loaded from the folder"
     if Path(place).is_dir():
         place_problem = folder_problem
     else:
-        place_problem = "neither a local folder with a model nor to be had from the hub"
+        place_problem = "it is not a local folder with a model, and can't be loaded from the hub"
     return problem(base, f"{place_problem} ({first_line(error)})")
 
 
 def quiet() -> None:
-    """Keep transformers' own progress bars off the screen, and its advice."""
+    """Hide transformers' progress bars and advice."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()

@@ -1,8 +1,8 @@
-"""Check a base's folder, which may come from others, before any part of it is loaded.
+"""Checks a base's folder, which may come from strangers, before anything is loaded from it.
 
-Weights in safetensors files and, with `weights_only`, in torch's own are data; so are
-configurations and tokenizers. The code that a folder brings or names, files that it names
-elsewhere, and archives that inflate are not data.
+Weights in safetensors files are harmless data, and so are torch's own files read with
+`weights_only`, configurations and tokenizers. Refused are code that a folder contains or names,
+files that it names outside the folder, and archives that inflate.
 """
 
 import json
@@ -16,15 +16,15 @@ from fedseed.durable import is_irregular
 from fedseed.errors import RecipeError
 from fedseed.text import show_text
 
-# files of a model's own code
+# files with a model's own code
 CODE_FILES = ("modeling_*.py", "configuration_*.py", "tokenization_*.py")
 _SETTINGS = ("tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
-# "owner/name" is a kernel of the hub: code
+# "owner/name" is a kernel on the hub, which is code
 _IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 
 
 def own_code(place: str, config: Mapping[str, Any]) -> str:
-    """Return the names of code that comes in a model's folder or is named by its config.json.
+    """Return the names of code in a model's folder or in its config.json.
 
     "" if there is none.
     """
@@ -35,10 +35,10 @@ def own_code(place: str, config: Mapping[str, Any]) -> str:
         try:
             settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         except (ValueError, RecursionError):
-            continue  # loading it will say what is wrong
+            continue  # loading it will report what is wrong
         if isinstance(settings, dict) and settings.get("auto_map"):
             sources.append(f"auto_map in {path.name}")
-    # the tables in the configuration, too
+    # check the tables inside the configuration as well
     waiting: list[Any] = [config]
     while waiting:
         table = waiting.pop()
@@ -53,7 +53,7 @@ def own_code(place: str, config: Mapping[str, Any]) -> str:
 
 
 def _names_code(key: str, value: Any) -> bool:
-    """Return whether a setting names an implementation on the hub, which is code."""
+    """Return whether a setting names an implementation on the hub, which would be code."""
     if key.lstrip("_") not in _IMPLEMENTATIONS:
         return False
     texts = list(value.values()) if isinstance(value, Mapping) else [value]
@@ -64,24 +64,24 @@ def check_regular(base: str, folder: Path) -> None:
     """Check a base's folder before anything in it is read.
 
     Args:
-        base: what the recipe calls it.
-        folder: where it lies.
+        base: the base's name in the recipe.
+        folder: its folder.
 
     Raises:
-        RecipeError: a file is a pipe or a device, which may be read without end.
+        RecipeError: a file is a pipe or a device, which may never end.
     """
     for path in sorted(folder.iterdir()):
         if is_irregular(path):
             raise RecipeError(
-                f'model.base = "{base}": {path.name} is no regular file (a pipe or a device, or a '
-                "link to one): put the file itself there"
+                f'model.base = "{base}": {path.name} is not a regular file (but a pipe or a '
+                "device, or a link to one): replace it by the file itself"
             )
 
 
 def check_files(base: str, place: str) -> None:
-    """Check the files that weights come from, in a base's folder.
+    """Check the files with weights in a base's folder.
 
-    On the hub, the hub's own client looks at them.
+    For a name on the hub, the hub's own client checks them.
 
     Raises RecipeError if an index names files that are not in the folder, or an archive is
     compressed.
@@ -99,14 +99,13 @@ def check_files(base: str, place: str) -> None:
             RecursionError,
         ) as error:
             raise RecipeError(
-                f'model.base = "{base}": {path.name} is no index of weights'
+                f'model.base = "{base}": {path.name} is not an index of weights'
             ) from error
         for name in names:
             if not isinstance(name, str) or Path(name).name != name or name == ".." or "\\" in name:
                 raise RecipeError(
-                    f'model.base = "{base}": {path.name} names {show_text(name)}: weights '
-                    "lie in the "
-                    "base's own folder"
+                    f'model.base = "{base}": {path.name} names {show_text(name)}, but weights '
+                    "must be in the base's own folder"
                 )
     archives = [folder.glob(ending) for ending in ("*.bin", "*.pt", "*.pth", "*.npz")]
     for path in sorted(chain.from_iterable(archives)):
@@ -116,10 +115,10 @@ def check_files(base: str, place: str) -> None:
                     entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()
                 )
         except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
-            # an older form, or damaged: loading it will raise an error
+            # an older format, or damaged: loading it will raise an error
             continue
         if packed:
             raise RecipeError(
                 f'model.base = "{base}": {path.name} is compressed, which torch never does; save '
-                "it anew"
+                "it again with torch"
             )

@@ -1,10 +1,10 @@
-"""Classifier heads: a base pre-trained on other classes gets a new last layer, the same bits at
+"""Classifier heads: a base trained on other classes gets a new last layer, with the same bits at
 every site.
 
-transformers draws what a checkpoint lacks from torch's global generator. Here a new head is drawn
-from the shared stream by the run's seed, parameter by parameter: weights N(0, s^2) with the model's
-own initializer_range s, biases zero. So it is part of the base that everybody starts from, and of
-the base's digest.
+transformers draws missing weights from torch's global generator. Here a new head is drawn from the
+shared stream with the run's seed, parameter by parameter: weights are N(0, s^2), where s is the
+model's initializer_range, and biases are zero. So the new head belongs to the base that all sites
+share, and to the base's digest.
 """
 
 import re
@@ -19,36 +19,38 @@ from fedseed.errors import RecipeError
 from fedseed.randomness import Basis, Domain, derive
 from fedseed.text import listed
 
-SHOWN = 6  # classes that a line names
+SHOWN = 6  # how many classes a message names
 REGRESSION = "regression"  # as transformers calls it in a configuration
-# the name of a new head's output that predicts a number
+# the name of the output of a new head that predicts a number
 SCORE = "score"
-# standard deviation of a new head's weights if the configuration has no initializer_range
+# standard deviation of a new head's weights if the configuration does not have initializer_range
 SPREAD = 0.02
 
 
 @dataclass(frozen=True)
 class Head:
-    """The classes that a classifier is to tell apart, or the one number that it is to predict."""
+    """The classes of a classifier, or the single number that a model predicts."""
 
-    # their names, in the order of the labels; a single one is that of a number
+    # the classes' names, in the order of the labels; a single name is that of a number
     classes: tuple[str, ...]
-    seed: int  # the run's; decides the weights of a new head
+    seed: int  # the run's seed, which determines the weights of a new head
 
     @property
     def is_regression(self) -> bool:
-        """Return whether the head predicts a number: it then has a single class."""
+        """Return whether the head predicts a number. Then it has a single class."""
         return len(self.classes) == 1
 
     def is_known(self, config: Mapping[str, Any]) -> bool:
-        """Return whether a base with this config.json has just these classes (`match_classes`)."""
+        """Return whether a base with this config.json has exactly these classes
+        (`match_classes`).
+        """
         return match_classes(self.classes, output_names(config)) is not None
 
     def options(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of transformers' configuration that give the model an output for each
         class.
 
-        A base that tells these classes apart keeps its names for them, if it has some.
+        A base with these classes keeps its own names for them, if it has any.
         """
         names = output_names(config)
         outputs = match_classes(self.classes, names)
@@ -71,31 +73,31 @@ class Head:
         }
 
     def account(self, config: Mapping[str, Any], with_head: Collection[str]) -> str:
-        """Return a line about what became of a base's head; "" where there is nothing to say.
+        """Return a note on whether a base's head is kept; "" if no note is needed.
 
         Args:
             config: the base's config.json.
-            with_head: names of the classes of models that have such a head.
+            with_head: names of the model classes that have such a head.
         """
         names, classes = output_names(config), self.classes
         outputs = match_classes(classes, names)
         if self.is_regression:
             has_head = set(with_head) & set(config.get("architectures") or ())
             if has_head and outputs is not None:
-                return "the base's head is kept: it predicts a number"
-            base_head = f"tells {listed(names, SHOWN)} apart" if has_head else "is missing"
+                return "the base's head is kept, because it predicts a number"
+            base_head = f"is for {listed(names, SHOWN)}" if has_head else "is missing"
             return f"a new head is drawn, which predicts a number: the base's own {base_head}"
         if not set(with_head) & set(config.get("architectures") or ()):
             return f"a new head is drawn for {listed(classes, SHOWN)}: the base has none"
         if outputs is None:
             return (
-                f"a new head is drawn: the base's own tells {listed(names, SHOWN)} apart, the data "
-                f"{listed(classes, SHOWN)} (labels of the base's names, or 0 to {len(names) - 1}, "
-                "would keep it)"
+                f"a new head is drawn: the base's own is for {listed(names, SHOWN)}, but the data "
+                f"have {listed(classes, SHOWN)} (to keep the base's head, use its names as "
+                f"labels, or 0 to {len(names) - 1})"
             )
         if has_placeholders(names) and not all(map(_is_number, classes)):
             pairs = [f"{name} for {label}" for name, label in zip(names, classes, strict=True)]
-            return f"the base's classes have no names: it is taken that {listed(pairs, SHOWN)}"
+            return f"the base's classes have no names; assuming {listed(pairs, SHOWN)}"
         if has_placeholders(names) or classes == names:
             return ""
         pairs = [
@@ -110,18 +112,19 @@ class Head:
         """Draw the head's weights if the base has none for these classes.
 
         Args:
-            model: a classifier with the right number of outputs.
-            base: its name, for messages.
+            model: a classifier with the required number of outputs.
+            base: the model's name, for messages.
             is_known: whether the base's own head is for these classes.
-            lacking: names of parameters that the base's files do not have in the right shape.
-            keeps: draw only those of them, if there are some: a text classifier's head has layers
-                that pre-training made, and a pooler that it may not have made, in its backbone.
+            lacking: names of parameters that the base's files lack, or have in another shape.
+            keeps: draw only the lacking ones, if there are any. A text classifier may have some
+                pre-trained layers in its head, and a pooler in its backbone that was not
+                pre-trained.
 
         Returns:
             The names of the parameters that were drawn.
 
         Raises:
-            RecipeError: the model's parameters are not told apart into a backbone and a head.
+            RecipeError: the model does not distinguish a backbone from a head.
         """
         if is_known and not lacking:
             return []
@@ -151,7 +154,7 @@ class Head:
 
 
 def output_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of a base's outputs in their order, as its config.json has them."""
+    """Return the names of a base's outputs in order, from its config.json."""
     names_by_number = config.get("id2label")
     if names_by_number is None:
         return tuple(f"LABEL_{i}" for i in range(int(config.get("num_labels", 2))))
@@ -160,7 +163,7 @@ def output_names(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def has_placeholders(names: Sequence[str]) -> bool:
-    """Return whether a base's outputs only have the names that transformers gives by default."""
+    """Return whether a base's outputs have only transformers' default names."""
     return tuple(names) == tuple(f"LABEL_{i}" for i in range(len(names)))
 
 
@@ -168,16 +171,16 @@ def match_classes(classes: Sequence[str], names: Sequence[str]) -> tuple[int, ..
     """Return the output of a base that stands for each class of the data.
 
     Args:
-        classes: the data's labels, each once.
-        names: of the base's outputs, in their order.
+        classes: the data's different labels.
+        names: names of the base's outputs, in order.
 
     Returns:
-        The outputs' numbers in the order of the classes; None if the base tells others apart.
-        Classes are found by name, whatever the case and the blanks; by the one number in their
-        names ("4" is "4 stars"); as numbers of all outputs (0 and 1 of NEGATIVE and POSITIVE); and
-        where the outputs have no names, in their order.
+        The outputs' numbers in the order of the classes; None if the base has other classes.
+        Classes are matched by name, ignoring case and blanks; by the only number in a name ("4"
+        matches "4 stars"); by the numbers of all outputs (0 and 1 for NEGATIVE and POSITIVE); and
+        in order, if the outputs have no names.
     """
-    # one class means a number, whatever name its output has
+    # a single class means a number, no matter what the output's name is
     if len(classes) == 1:
         if len(names) == 1:
             return (0,)
@@ -192,17 +195,17 @@ def match_classes(classes: Sequence[str], names: Sequence[str]) -> tuple[int, ..
     outputs = tuple(output for output in outputs_found if output is not None)
     if len(outputs) < len(classes) or len(set(outputs)) < len(classes):
         return None
-    # most of a base's classes: another task may have two of them by chance
+    # require most of a base's classes, because another task may share two of them by chance
     if len(outputs) > len(names) // 2:
         return outputs
     return None
 
 
 def _match_numbers(numbers: Sequence[int], names: Sequence[str]) -> list[int | None]:
-    """Return the output for each class that is a number; None where there is none.
+    """Return the output of each class, for classes that are numbers; None if one has no output.
 
-    It is the one with that number in its name (LABEL_3 is 3), or else, if the classes number all
-    outputs, the one at its rank.
+    It is the output with that number in its name (LABEL_3 is 3). Otherwise, if there are as many
+    classes as outputs, it is the output at the class's rank.
     """
     by_number = _unique(map(_only_number, names))
     outputs = [by_number.get(number) for number in numbers]
@@ -217,13 +220,13 @@ def _match_numbers(numbers: Sequence[int], names: Sequence[str]) -> list[int | N
 def _find(
     classes: Sequence[str], names: Sequence[str], key: Callable[[str], str]
 ) -> list[int | None]:
-    """Return the output whose name has the same key as each class; None where there is none."""
+    """Return the output of each class, whose name has the same key; None if one has no output."""
     places = _unique(map(key, names))
     return [places.get(key(label)) for label in classes]
 
 
 def _plain(name: str) -> str:
-    """Return a class' name without what people write in several ways."""
+    """Return a class's name without differences in spelling, such as case and blanks."""
     return re.sub(r"[\s_-]+", " ", name).strip().casefold()
 
 
@@ -232,7 +235,7 @@ def _is_number(label: str) -> bool:
 
 
 def _only_number(name: str) -> int | None:
-    """Return the only whole number in a name; None if there is none, or several."""
+    """Return the only whole number in a name; None if there are none or several."""
     numbers = re.findall(r"\d+", name)
     if len(numbers) == 1:
         return int(numbers[0])
@@ -240,7 +243,7 @@ def _only_number(name: str) -> int | None:
 
 
 def _unique(keys: Iterable[Any]) -> dict[Any, int]:
-    """Return the place of each key; none at all if two are the same or one is None."""
+    """Return the index of each key; empty if two keys are equal or one is None."""
     places: dict[Any, int] = {}
     for place, key in enumerate(keys):
         if key is None or key in places:
@@ -250,17 +253,18 @@ def _unique(keys: Iterable[Any]) -> dict[Any, int]:
 
 
 def head_parameters(model: Any, base: str) -> list[str]:
-    """Return the names of the parameters outside of a model's backbone, which `model.trainable =
+    """Return the names of the parameters outside a model's backbone, which `model.trainable =
     "head"` trains.
 
-    Raises RecipeError if the model, one of `transformers` made from `base`, has no such parameters.
+    Raises RecipeError if the model, a `transformers` model made from `base`, has no such
+    parameters.
     """
     prefix = getattr(model, "base_model_prefix", "")
     names = [name for name, _ in model.named_parameters() if not name.startswith(f"{prefix}.")]
     if not hasattr(model, prefix or " ") or not names:
         raise RecipeError(
-            f'model.base = "{base}": a {type(model).__name__} has no parameters outside of its '
-            "backbone that could be a head; for model.trainable, give name patterns such as "
+            f'model.base = "{base}": a {type(model).__name__} has no parameters outside its '
+            "backbone that could be a head; in model.trainable, give name patterns such as "
             '["*.layers.3.*"]'
         )
     return names

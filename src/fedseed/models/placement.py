@@ -1,7 +1,8 @@
-"""Decides where a model lies: `model.device` of a recipe, `--device` of a command.
+"""Decides on which devices a model is placed: `model.device` in a recipe, `--device` of a command.
 
-"auto" is a GPU if there is one, else the CPU; "cuda" the current GPU, "cuda:1" a certain one; "map"
-deals layers out over all GPUs, as `accelerate` does, the rest on the CPU, which then computes them.
+"auto" is a GPU if there is one, and otherwise the CPU. "cuda" is the current GPU, and "cuda:1" a
+particular one. "map" distributes layers over all GPUs, like `accelerate`, and places the rest on
+the CPU, which computes them.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from fedseed.weights.devices import devices_of
 
 
 def find_device(name: str) -> torch.device | None:
-    """Return the device of a name; None for "map".
+    """Return the device with a name; None for "map".
 
     Raises RecipeError if this machine has no such device.
     """
@@ -46,8 +47,8 @@ def find_device(name: str) -> torch.device | None:
 
 
 def deal_out(model: torch.nn.Module) -> dict[str, torch.device]:
-    """Return a device for each module: layers, each in one piece, are dealt out to the free memory
-    of GPUs and CPU.
+    """Return a device for each module. Layers are not divided; they are distributed over the free
+    memory of GPUs and CPU.
 
     Raises RecipeError if the model does not fit.
     """
@@ -68,21 +69,21 @@ def deal_out(model: torch.nn.Module) -> dict[str, torch.device]:
 
 
 def spread(model: Any, places: Mapping[str, torch.device]) -> Any:
-    """Moves modules to their places; what passes from one to the next is moved on the way.
+    """Move modules to their devices. Tensors that pass between modules are moved as needed.
 
     Returns the model.
 
-    Every module computes where it lies, those on the CPU too, so a parameter is never anywhere else
-    than in its place.
+    Every module computes on its own device, including those on the CPU, so parameters never move.
 
     Args:
         model: a torch module.
-        places: a device for each module, by name ("": the whole model); together they are all of
-            the model.
+        places: a device for each module, by name ("": the whole model). Together they cover the
+            whole model.
     """
     from accelerate.utils import send_to_device
 
-    skipped = getattr(model, "_skip_keys_device_placement", None)  # a cache moves its own tensors
+    # because a cache moves its own tensors
+    skipped = getattr(model, "_skip_keys_device_placement", None)
 
     def bring(device: torch.device, module: Any, args: Any, kwargs: Any) -> Any:
         return send_to_device(args, device), send_to_device(kwargs, device, skip_keys=skipped)

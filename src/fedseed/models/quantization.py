@@ -1,19 +1,20 @@
-"""Quantised bases: linear layers in 4 or 8 bits, whose codes stay as they are. Free of torch.
+"""Quantised bases: linear layers with codes of 4 or 8 bits, which never change. This module does
+not need torch.
 
-    int4, int8         the project's own layers (`fedseed.models.quantized_layers`), on any machine
+    int4, int8         fedseed's own layers (`fedseed.models.quantized_layers`), on any machine
     nf4, fp4           bitsandbytes: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized
-                       LLMs", NeurIPS 2023; a scale for every 64 weights
+                       LLMs", NeurIPS 2023; one scale for every 64 weights
     llm-int8           bitsandbytes: Dettmers et al., "LLM.int8()", NeurIPS 2022
-    torchao-int8       torchao: 8-bit weights, a scale for every row
+    torchao-int8       torchao: 8-bit weights, one scale for every row
 
-A base whose files are quantised already needs no setting (`fedseed.models.quantized_loading`). An
-adapter is tuned beside the frozen codes, or, of int4 and int8, the scales are tuned.
+A base whose files are already quantised needs no setting (`fedseed.models.quantized_loading`). A
+run tunes an adapter and leaves the codes frozen; with int4 and int8 it can tune the scales instead.
 
-The digest of a quantised base is that of the tensors that the model computes with: codes, scales,
-and what is not quantised, by their names in `state_dict`. It is the same wherever the same files
-are quantised in the same way; the digest of the original is another one.
+The digest of a quantised base covers the tensors that the model computes with: codes, scales and
+unquantised tensors, by their names in `state_dict`. It is the same wherever the same files are
+quantised in the same way, and differs from the digest of the original base.
 
-Output layers and classification heads are not quantised, nor embeddings, norms and fused experts.
+Output layers, classification heads, embeddings, norms and fused experts are not quantised.
 """
 
 import json
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
     import torch
 
 Quantization = Literal["int4", "int8", "nf4", "fp4", "llm-int8", "torchao-int8"]
-BITS: Mapping[str, int] = {"int4": 4, "int8": 8}  # of the project's own layers
+BITS: Mapping[str, int] = {"int4": 4, "int8": 8}  # of fedseed's own layers
 LIBRARIES: Mapping[str, str] = {
     "nf4": "bitsandbytes",
     "fp4": "bitsandbytes",
     "llm-int8": "bitsandbytes",
     "torchao-int8": "torchao",
 }
-# how the layers of a quantiser's library take memory, where the model is only outlined
+# fedseed's own layers with the same size as each library's, for models that are only outlined
 STAND_INS: Mapping[str, Quantization] = {
     "nf4": "int4",
     "fp4": "int4",
@@ -44,7 +45,7 @@ STAND_INS: Mapping[str, Quantization] = {
     "int4": "int4",
     "int8": "int8",
 }
-# what models of transformers call their heads; poolers may be as new as a head
+# names of heads in transformers models; a pooler may be as new as a head
 HEADS = (
     "classifier",
     "pre_classifier",
@@ -56,9 +57,9 @@ HEADS = (
     "logits_proj",
     "sequence_summary",
 )
-QUANTIZATION_FILE = "quantization.json"  # beside an exported adapter
+QUANTIZATION_FILE = "quantization.json"  # written beside an exported adapter
 REMEDY = (
-    'tune an adapter (model.adapter = {kind = "lora"}, or method.name = "fedit"), or take '
+    'tune an adapter (model.adapter = {kind = "lora"}, or method.name = "fedit"), or use '
     'model.quantization = "int4" and tune its scales (model.trainable = "scales")'
 )
 
@@ -88,43 +89,45 @@ def settings_problem(
             )
         if has_adapter:
             return (
-                'model.trainable = "scales": with an adapter give name patterns for both, such as '
-                '["*lora_*", "*.scales"]'
+                'model.trainable = "scales": can\'t be combined with an adapter; give name '
+                'patterns for both instead, such as ["*lora_*", "*.scales"]'
             )
     if quantization is None:
         return None
     if not has_adapter and trainable is None:
         return (
-            f'model.quantization = "{quantization}": {method} would tune all parameters, and '
-            f"integer codes can't move; {REMEDY}"
+            f'model.quantization = "{quantization}": {method} would tune all parameters, but '
+            f"integer codes can't be tuned; {REMEDY}"
         )
     if device == "map" and quantization in LIBRARIES:
         return (
-            f'model.device = "map" with model.quantization = "{quantization}": name one device, '
-            'or take "int4" or "int8"'
+            f'model.device = "map" with model.quantization = "{quantization}": set a single '
+            'device, or use "int4" or "int8"'
         )
     return None
 
 
 def is_adapter_folder(base: str) -> bool:
-    """Return whether a base's name is the folder of an adapter, which is tuned on."""
+    """Return whether a base's name is the folder of an adapter, which a run would tune further."""
     return Path(base, "adapter_config.json").expanduser().is_file()
 
 
 def prepare_loaded(model: "torch.nn.Module", quantization: Quantization | None, base: str) -> None:
-    """Quantise a loaded model's layers, or make a library's layers compute alike everywhere.
+    """Quantise a loaded model's layers, or make a library's layers compute the same on all
+    processors.
 
-    On processors with AVX512-BF16, bitsandbytes repacks a 4-bit layer's weights at the first pass
-    of an evaluation and computes in bfloat16 from then on: losses would depend on the processor
-    and on what was computed before.
+    On processors with AVX512-BF16, bitsandbytes repacks the weights of a 4-bit layer in the first
+    evaluation pass, and then computes in bfloat16. Losses would depend on the processor and on
+    earlier computations.
 
     Args:
-        model: as transformers has loaded it; changed in place.
-        quantization: "int4" or "int8" quantise it here; else a library has done so, or nothing.
+        model: the model loaded by transformers; changed in place.
+        quantization: "int4" and "int8" are quantised here; with other values a library has already
+            done so.
         base: the base's name, for errors.
 
     Raises:
-        RecipeError: nothing of the model could be quantised.
+        RecipeError: the model has no layers to quantise.
     """
     if quantization is not None and quantization in BITS:
         from fedseed.models.quantized_layers import quantize_layers
@@ -133,7 +136,7 @@ def prepare_loaded(model: "torch.nn.Module", quantization: Quantization | None, 
     if quantization is not None and not is_quantized(model):
         raise RecipeError(
             f'model.quantization = "{quantization}": model.base = "{base}" is a '
-            f"{type(model).__name__} without linear layers to quantise; leave it out"
+            f"{type(model).__name__} without linear layers to quantise; remove this key"
         )
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -141,7 +144,7 @@ def prepare_loaded(model: "torch.nn.Module", quantization: Quantization | None, 
 
 
 def quantization_of(model: "torch.nn.Module") -> str:
-    """Return "int4" or "int8" if a model has the project's own quantised layers, "" if not."""
+    """Return "int4" or "int8" if a model has fedseed's own quantised layers; "" if not."""
     from fedseed.models.quantized_layers import QuantizedLayer
 
     for module in model.modules():
@@ -151,22 +154,23 @@ def quantization_of(model: "torch.nn.Module") -> str:
 
 
 def splits_outliers(model: "torch.nn.Module") -> bool:
-    """Return whether layers round a row of activations by the rows beside it, as LLM.int8() does.
+    """Return whether rounding a row of activations depends on other rows, as in LLM.int8().
 
-    A column with an outlier in any row of the batch is kept apart in all of them.
+    A column with an outlier in one row of the batch is treated separately in all rows.
     """
     layers = (module for module in model.modules() if type(module).__name__ == "Linear8bitLt")
     return any(float(getattr(layer.state, "threshold", 0.0)) > 0 for layer in layers)
 
 
 def describe_quantized(model: "torch.nn.Module") -> str:
-    """Return a line that says how many of a base's weights are quantised; "" if none are.
+    """Return a note on how many of a base's weights are quantised; "" if none are.
 
-    Fused experts are the most that may not be. Biases of quantised layers are not counted.
+    The largest part that may not be quantised are fused experts. Biases of quantised layers are not
+    counted.
     """
-    packed, plain = 0, dict[int, int]()  # counts; what is not quantised by identity
+    packed, plain = 0, dict[int, int]()  # counts; unquantised parameters by identity
     for name, module in model.named_modules():
-        if ".lora_" in name:  # of an adapter that is tuned on
+        if ".lora_" in name:  # of an adapter that is tuned further
             continue
         parameters = list(module.parameters(recurse=False))
         if any(map(holds_codes, parameters)):
@@ -180,26 +184,26 @@ def describe_quantized(model: "torch.nn.Module") -> str:
 
 
 def _count_weights(layer: Any) -> int:
-    """Return the number of weights that a quantised layer stands for."""
+    """Return the number of weights that a quantised layer replaces."""
     if hasattr(layer, "in_features"):
         return int(layer.in_features * layer.out_features)
-    return int(layer.nx * layer.nf)  # GPT-2's layers call their sides so
+    return int(layer.nx * layer.nf)  # the names of the sides of GPT-2's layers
 
 
 def check_tunable(model: "torch.nn.Module") -> None:
-    """Refuse to tune all of a quantised model: only what is not quantised would move.
+    """Refuse to tune all of a quantised model, because only unquantised parameters would change.
 
     A model with an adapter passes, and so does one whose trainable parameters were chosen.
 
     Raises:
-        RecipeError: nobody chose what trains; names what would work.
+        RecipeError: no choice of trainable parameters was made; the message names what would work.
     """
     count = count_stray(model)
     if count:
         raise RecipeError(
-            f"the base is quantised: of its parameters only {count:,} that are not could train. "
-            'Tune an adapter (model.adapter = {kind = "lora"}, or method.name = "fedit"); or take '
-            'the original base with model.quantization = "int4" and model.trainable = "scales"'
+            f"the base is quantised: only its {count:,} unquantised parameters could train. Tune "
+            'an adapter (model.adapter = {kind = "lora"}, or method.name = "fedit"); or use the '
+            'original base with model.quantization = "int4" and model.trainable = "scales"'
         )
 
 
@@ -230,13 +234,14 @@ def _scale_names(model: "torch.nn.Module") -> list[str]:
 
 
 def dequantized(model: "torch.nn.Module") -> "torch.nn.Module":
-    """Return a model of plain layers that computes the same as one of "int4" or "int8" layers.
+    """Return a model with plain layers that computes the same as one with "int4" or "int8" layers.
 
-    Its weights are codes times scales, rounded to the model's dtype as the layers round them, so
-    that transformers can write and load it.
+    Its weights are codes times scales, rounded to the model's dtype as in the layers. transformers
+    can save and load this model.
 
     Args:
-        model: its quantised layers are exchanged in place; a model without such layers stays.
+        model: the model, whose quantised layers are replaced in place; a model without such layers
+            is not changed.
     """
     from fedseed.models.quantized_layers import dequantize_layers
 
@@ -245,41 +250,41 @@ def dequantized(model: "torch.nn.Module") -> "torch.nn.Module":
 
 
 def check_known(quantization: str) -> None:
-    """Raise ValueError if "" or a known name is expected and something else is given."""
+    """Raise ValueError if `quantization` is not "" and not a known name."""
     if quantization not in ("", *get_args(Quantization)):
         raise ValueError(
-            f"a base quantised as {quantization!r}: this version of fedseed knows "
+            f"the base is quantised as {quantization!r}, but this version of fedseed only knows "
             f"{', '.join(get_args(Quantization))}"
         )
 
 
 def save_whole(model: Any, folder: Path) -> None:
-    """Write a tuned model that has no adapter, so that transformers loads it.
+    """Write a tuned model without an adapter, in a form that transformers loads.
 
     Args:
-        model: quantised layers of the project's own are exchanged in place for plain ones.
-        folder: where.
+        model: the model, whose own quantised layers are replaced in place by plain ones.
+        folder: the folder to write to.
     """
     dequantized(model)
     if is_of_library(model):
-        # in the format of its files transformers can't write what it has loaded quantised
+        # transformers can't save a model that it loaded quantised in the format of its files
         model.save_pretrained(folder, save_original_format=False)
     else:
         model.save_pretrained(folder)
 
 
 def write_quantization(folder: Path, quantization: str) -> None:
-    """Write into an adapter's folder how its base is quantised."""
+    """Write the quantisation of an adapter's base into the adapter's folder."""
     text = json.dumps({"quantization": quantization}) + "\n"
     (folder / QUANTIZATION_FILE).write_text(text, encoding="utf-8")
 
 
 def read_quantization(folder: Path) -> Quantization | None:
-    """Return the quantisation of the base of an adapter's folder; None if this project did not
-    quantise it.
+    """Return the quantisation of the base of an adapter's folder; None if fedseed did not quantise
+    it.
 
     Raises:
-        FedseedError: the file that says so is not valid.
+        FedseedError: the file with this information is invalid.
     """
     path = folder / QUANTIZATION_FILE
     if not path.is_file():
@@ -295,20 +300,20 @@ def read_quantization(folder: Path) -> Quantization | None:
 def recorded_quantization(
     adapter: Path | None, quantization: Quantization | None
 ) -> Quantization | None:
-    """Return the quantisation of a base that its user, or the folder of its adapter, asks for.
+    """Return the quantisation that the user, or the adapter's folder, requests for a base.
 
     Args:
-        adapter: the folder of an adapter that lies on top of the base; None: there is none.
-        quantization: what the user gives; None: nothing.
+        adapter: the folder of an adapter on the base; None: there is none.
+        quantization: the user's setting; None: not set.
 
     Raises:
-        FedseedError: the file that says so is not valid.
+        FedseedError: the file with this information is invalid.
         RecipeError: the two differ.
     """
     recorded = None if adapter is None else read_quantization(adapter)
     if None not in (recorded, quantization) and recorded != quantization:
         raise RecipeError(
             f'model.quantization = "{quantization}": the adapter in {adapter} was tuned on a base '
-            f'quantised as "{recorded}"; leave model.quantization out'
+            f'quantised as "{recorded}"; leave out model.quantization'
         )
     return quantization or recorded

@@ -1,12 +1,13 @@
-"""Linear layers in 4 or 8 bits that compute the same on any machine.
+"""Linear layers with 4 or 8 bits that compute the same on any machine.
 
-Each row of a weight matrix is cut into groups of 64. A group has a scale, a weight a code:
+Each row of a weight matrix is divided into groups of 64. Each group has a scale, and each weight a
+code:
 
     s = max |w| / c,  q = round(w / s),  w' = s q         c = 7 (4 bits), 127 (8 bits)
 
 Two 4-bit codes share a byte. Scales are float32 parameters, so that they can train (Fine-tuning
-Quantized Neural Networks with Zeroth-order Optimization, ICLR 2026); codes never move. Quantising
-takes divisions and roundings of single numbers, which have the same bits everywhere.
+Quantized Neural Networks with Zeroth-order Optimization, ICLR 2026). Codes never change. Quantising
+only divides and rounds single numbers, which gives the same bits everywhere.
 """
 
 from collections import Counter
@@ -18,36 +19,37 @@ import torch
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-GROUP = 64  # weights that share a scale
+GROUP = 64  # number of weights that share a scale
 
 
 class QuantizedLayer(torch.nn.Module):
-    """The part of a quantised layer that stands in for its weight matrix.
+    """The part of a quantised layer that replaces its weight matrix.
 
-    `weight` is made of codes and scales whenever it is asked for, so that code which looks for it
-    finds what the layer computes with. Writing to it changes nothing.
+    `weight` is computed from codes and scales at each access, so that other code sees the weights
+    that the layer computes with. Writing to it has no effect.
 
     Args (of `from_layer`):
         layer: the layer whose weights (rows, columns) are quantised.
         bits: 4 or 8.
     """
 
-    plain: ClassVar[type[torch.nn.Module]]  # the class of the layer that is quantised
+    plain: ClassVar[type[torch.nn.Module]]  # the class of the original layer
 
     codes: torch.nn.Parameter  # uint8, (rows, groups * group * bits / 8)
     scales: torch.nn.Parameter  # float32, (rows, groups)
     bits: int
     columns: int
-    compute_dtype: torch.dtype  # what the weight is rounded to
+    compute_dtype: torch.dtype  # the dtype that the weight is rounded to
 
     @classmethod
     def from_layer(cls, layer: torch.nn.Module, bits: int) -> "QuantizedLayer":
-        """Return a quantised layer that takes the place of a plain one."""
+        """Return a quantised layer to replace a plain one."""
         quantized = cls.__new__(cls)
         torch.nn.Module.__init__(quantized)
         weight: Any = layer.weight
         codes, scales = quantize(weight, bits)
-        # frozen parameters, not buffers: a client copies a model's buffers before it trains
+        # frozen parameters and not buffers, because a client copies a model's buffers before it
+        # trains
         quantized.codes = torch.nn.Parameter(codes, requires_grad=False)
         quantized.scales = torch.nn.Parameter(scales, requires_grad=False)
         quantized.bits, quantized.columns = bits, weight.shape[1]
@@ -64,7 +66,7 @@ class QuantizedLayer(torch.nn.Module):
         return dequantize(self.codes, self.scales, self.bits, self.columns, self.compute_dtype)
 
     def to_plain(self) -> torch.nn.Module:
-        """Return a plain layer with the weights that this one computes with."""
+        """Return a plain layer with the weights of this one."""
         layer = self.plain.__new__(self.plain)
         torch.nn.Module.__init__(layer)
         layer.weight = torch.nn.Parameter(self.weight.detach())
@@ -79,11 +81,11 @@ class QuantizedLayer(torch.nn.Module):
         raise NotImplementedError
 
     def multiply_back(self, gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of the inputs from that of the product (..., out)."""
+        """Return the gradient of the inputs, given that of the product (..., out)."""
         raise NotImplementedError
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the layer's outputs (..., out) of inputs (..., in)."""
+        """Return the layer's outputs (..., out) for inputs (..., in)."""
         if not (torch.is_grad_enabled() and x.requires_grad) or self.scales.requires_grad:
             return super().forward(x)
         if torch.is_autocast_enabled(x.device.type):
@@ -120,10 +122,10 @@ class QuantizedConv1D(QuantizedLayer, Conv1D):  # type: ignore[misc]
 
 
 class _FrozenProduct(torch.autograd.Function):
-    """A product with frozen weights, which are made anew for the backward pass.
+    """A product with frozen weights, which are computed again for the backward pass.
 
-    Autograd would keep every layer's weights from the forward pass, as many bytes as the base has
-    without quantisation.
+    Otherwise autograd would keep every layer's weights from the forward pass, which takes as many
+    bytes as the unquantised base.
     """
 
     @staticmethod
@@ -146,22 +148,22 @@ KINDS: dict[type[torch.nn.Module], type[QuantizedLayer]] = {
 
 @torch.no_grad()
 def quantize(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a matrix' codes and scales.
+    """Return the codes and scales of a matrix.
 
     Args:
         weight: (rows, columns), of any floating-point dtype.
         bits: 4 or 8.
 
     Returns:
-        Codes, uint8, (rows, groups * group * bits / 8), where a group has 64 weights, fewer if a
-        row has fewer, and a row is filled up with zeros; scales, float32, (rows, groups).
+        Codes in uint8, shape (rows, groups * group * bits / 8), and scales in float32, shape (rows,
+        groups). A group has 64 weights, or fewer if a row is shorter. Rows are padded with zeros.
     """
     rows, columns = weight.shape
     group = group_size(columns)
     padded = functional.pad(weight.float(), (0, -columns % group)).view(rows, -1, group)
     largest = 2 ** (bits - 1) - 1
     scales = padded.abs().amax(dim=2) / largest
-    # a group of zeros, or of numbers too small to have a scale, has codes of zero
+    # a group of zeros, or of numbers too small for a scale, gets codes of zero
     divisors = torch.where(scales > 0, scales, 1.0).unsqueeze(2)
     signed = torch.round(padded / divisors).clamp_(-largest, largest)
     codes = (signed + 2 ** (bits - 1)).to(torch.uint8).view(rows, -1)
@@ -173,7 +175,7 @@ def quantize(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tenso
 def dequantize(
     codes: torch.Tensor, scales: torch.Tensor, bits: int, columns: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the matrix (rows, columns) of codes and scales as `quantize` makes them.
+    """Return the matrix (rows, columns) for codes and scales from `quantize`.
 
     Products of codes and scales are rounded to float32, and then to `dtype`.
     """
@@ -186,27 +188,28 @@ def dequantize(
 
 
 def group_size(columns: int) -> int:
-    """Return the number of weights of a row that share a scale: an even number."""
+    """Return the number of weights in a row that share a scale. It is even."""
     return min(GROUP, columns + columns % 2)
 
 
 def quantize_layers(model: torch.nn.Module, bits: int, spared: Collection[str]) -> None:
     """Quantise a model's linear layers in place.
 
-    Output layers stay as they are, and so do layers whose weights another layer uses, such as
-    embeddings.
+    Output layers are not changed, and neither are layers that share weights with another layer,
+    such as embeddings.
 
     Args:
-        model: as transformers has loaded it.
+        model: the model loaded by transformers.
         bits: 4 or 8.
-        spared: layers that have one of these as a part of their names stay as they are.
+        spared: layers with one of these in their names are not changed.
     """
     output = None
     if hasattr(model, "get_output_embeddings"):
         output = model.get_output_embeddings()  # type: ignore[operator]
     parameters = chain.from_iterable(module.parameters(recurse=False) for module in model.modules())
     users = Counter(map(id, parameters))
-    quantized: dict[int, QuantizedLayer] = {}  # a layer that stands at two places stays one
+    # so that a layer used at two places stays a single one
+    quantized: dict[int, QuantizedLayer] = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):
         kind = KINDS.get(type(module))
         if kind is None or module is output or any(part in spared for part in name.split(".")):
@@ -219,7 +222,7 @@ def quantize_layers(model: torch.nn.Module, bits: int, spared: Collection[str]) 
 
 
 def dequantize_layers(model: torch.nn.Module) -> None:
-    """Exchange a model's quantised layers for plain ones that compute the same, in place."""
+    """Replace a model's quantised layers in place by plain ones that compute the same."""
     plain: dict[int, torch.nn.Module] = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if isinstance(module, QuantizedLayer):

@@ -1,9 +1,10 @@
-"""Options that let transformers quantise a base, or load a base that is quantised already.
+"""Options for transformers to quantise a base, or to load a base that is already quantised.
 
-Files that hold quantised weights become the same model on every machine. transformers keeps FP8 and
-MXFP4 weights where it finds a GPU that can multiply them, and makes ordinary weights of them
-elsewhere: two models, with two digests. So ordinary weights are asked for everywhere. bitsandbytes'
-and torchao's files are loaded as they are: an adapter is tuned beside them. Others are refused.
+Files with quantised weights must give the same model on every machine. transformers keeps FP8 and
+MXFP4 weights if it finds a GPU that can multiply them, and otherwise converts them to ordinary
+weights. These are different models with different digests, so ordinary weights are requested
+everywhere. Files of bitsandbytes and torchao are loaded unchanged, and an adapter is tuned on them.
+Files of other methods are refused.
 """
 
 import logging
@@ -18,14 +19,14 @@ from fedseed.errors import RecipeError, to_install
 from fedseed.models.checkpoint import Checkpoint, problem
 from fedseed.models.quantization import BITS, HEADS, LIBRARIES, Quantization
 
-# the class whose option makes ordinary weights, by the name of the method in config.json
+# the class with an option for ordinary weights, by the method's name in config.json
 TO_FLOATS = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
-# methods whose files are loaded as they are; the library has the same name
+# methods whose files are loaded unchanged, each with its library's name
 LOADED_AS_THEY_ARE = ("bitsandbytes", "torchao")
 
 
 def method_of(config: Mapping[str, Any]) -> str | None:
-    """Return the quantisation method that a base's config.json names; None if it names none."""
+    """Return the quantisation method in a base's config.json; None if there is none."""
     settings = config.get("quantization_config")
     if not isinstance(settings, Mapping):
         return None
@@ -40,26 +41,25 @@ def loading_options(
     dtype: torch.dtype,
     device: torch.device | None,
 ) -> dict[str, Any]:
-    """Return the options for `from_pretrained` that concern a base's quantisation.
+    """Return the options of `from_pretrained` for a base's quantisation.
 
     Args:
         checkpoint: the base.
-        quantization: how it is to be quantised; "int4" and "int8" need no options. None: as its
-            files are.
-        dtype: what the layers compute in.
-        device: where the model is to lie; None: on all devices.
+        quantization: how to quantise it; "int4" and "int8" need no options. None: as in its files.
+        dtype: the dtype in which the layers compute.
+        device: where to load the model; None: on all devices.
 
     Raises:
-        RecipeError: its weights are quantised in a way that can't be tuned, or already; or a
-            library is missing.
+        RecipeError: its weights are quantised in a way that can't be tuned, or they are quantised
+            already; or a library is missing.
     """
     method = method_of(checkpoint.config)
     if method is not None and (method in TO_FLOATS or _is_known(method)):
         if quantization is not None:
             raise RecipeError(
                 f'model.quantization = "{quantization}": the files of model.base = '
-                f'"{checkpoint.name}" are quantised already ({method}); leave model.quantization '
-                "out"
+                f'"{checkpoint.name}" are quantised already ({method}); leave out '
+                "model.quantization"
             )
         return _options_for_files(checkpoint, method, device)
     if quantization is None or quantization in BITS:
@@ -68,7 +68,7 @@ def loading_options(
     if find_spec(library) is None:
         raise RecipeError(
             f'model.quantization = "{quantization}" needs {library}: {to_install("quantized")}; '
-            '"int4" and "int8" need nothing'
+            '"int4" and "int8" need no library'
         )
     return {
         "quantization_config": _library_config(quantization, dtype),
@@ -77,9 +77,9 @@ def loading_options(
 
 
 def _is_known(method: str) -> bool:
-    """Return whether transformers has a method's quantiser.
+    """Return whether transformers has a quantiser for a method.
 
-    It passes over another name: the files hold ordinary weights.
+    transformers ignores unknown names, and the files then have ordinary weights.
     """
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
@@ -90,15 +90,15 @@ def _is_known(method: str) -> bool:
 def _options_for_files(
     checkpoint: Checkpoint, method: str, device: torch.device | None
 ) -> dict[str, Any]:
-    """Return the options for `from_pretrained` where the files' weights are quantised."""
+    """Return the options of `from_pretrained` for files with quantised weights."""
     if method in TO_FLOATS:
         try:
             conversion = getattr(transformers, TO_FLOATS[method])(dequantize=True)
         except (AttributeError, TypeError) as error:
             raise problem(
                 checkpoint.name,
-                f"its weights are {method}, of which transformers {transformers.__version__} makes "
-                "no ordinary weights on every machine: take a newer one",
+                f"its weights are {method}, which transformers {transformers.__version__} can't "
+                "convert to ordinary weights on every machine: install a newer version",
             ) from error
         return {"quantization_config": conversion}
     settings = checkpoint.config["quantization_config"]
@@ -108,28 +108,29 @@ def _options_for_files(
     if method not in LOADED_AS_THEY_ARE:
         raise problem(
             checkpoint.name,
-            f"{fault}, and steps would move the others alone: tune the original weights it was "
-            'made of, with model.quantization = "int4" if memory is short, and quantise what '
-            "comes out",
+            f"{fault}, so steps would change only the other weights: tune the original "
+            'unquantised weights, with model.quantization = "int4" if memory is short, and '
+            "quantise the result",
         )
     if find_spec(method) is None:
         raise problem(
             checkpoint.name,
             f"{fault}, which needs {method}: {to_install('quantized')}; or tune the original "
-            "weights it was made of",
+            "unquantised weights",
         )
     if device is None:
         raise problem(
-            checkpoint.name, f'{fault}: model.device = "map" can\'t deal them out; name one device'
+            checkpoint.name,
+            f'{fault}: model.device = "map" can\'t distribute them; set a single device',
         )
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of every cast
-    # else bitsandbytes takes a GPU wherever there is one
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # because it warns of every cast
+    # otherwise bitsandbytes would use a GPU wherever there is one
     return {"device_map": {"": device}}
 
 
 def _library_config(quantization: Quantization, dtype: torch.dtype) -> Any:
     """Return the configuration of a library's quantiser for transformers."""
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of every cast
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # because it warns of every cast
     spared = list(HEADS)
     if quantization == "torchao-int8":
         from torchao.quantization import Int8WeightOnlyConfig

@@ -1,4 +1,4 @@
-"""Find the safetensors files of a loaded model."""
+"""Finds the safetensors files of a loaded model."""
 
 import json
 from importlib.resources import files
@@ -15,19 +15,19 @@ def stored_weights(model: Any) -> list[Path]:
     """Return the safetensors files that a model was loaded from.
 
     Args:
-        model: any module; one of transformers knows the folder or hub name it came from.
+        model: any module. A transformers model has the folder or hub name that it was loaded from.
 
     Returns:
-        The files, in the order of their names. None, if the model came from nowhere or from files
-        of another format. They may have changed since, or be those of a model that was trained on
-        since: who uses them compares the weights (`fedseed.weights.stored.open_base`).
+        The files, in the order of their names. None if the model was not loaded from files, or from
+        files of another format. The files or the model may have changed since then, so callers
+        compare the weights (`fedseed.weights.stored.open_base`).
     """
     return stored_files(str(getattr(model, "name_or_path", "") or ""))
 
 
 def stored_files(place: str) -> list[Path]:
-    """Return the safetensors files of a folder, a hub name or a packaged base; none if there are
-    none here.
+    """Return the safetensors files of a folder, a hub name or a packaged base; empty if there are
+    none on this machine.
     """
     if not place:
         return []
@@ -52,7 +52,7 @@ def stored_files(place: str) -> list[Path]:
 
 
 def _cached_folder(name: str) -> Path | None:
-    """Return the folder of a model of the hub in the hub's cache; None: it is not there."""
+    """Return the folder of a hub model in the hub's cache; None if it is not there."""
     try:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError

@@ -1,4 +1,4 @@
-"""Chooses the parameters that a method trains where the recipe does not name them."""
+"""Chooses the parameters that a method trains, if the recipe does not name them."""
 
 import re
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ import torch
 
 from fedseed.weights.subspace import LEAST_COLUMNS_OF_STACK
 
-# the number of a block in the name of a module
+# the number of a block in a module's name
 _IN_A_BLOCK = re.compile(r"\.\d+\.")
-# GPT-2's linear layer in transformers, whose weight has its inputs in rows
+# GPT-2's linear layer in transformers, whose weight has the inputs as rows
 _TURNED_LINEAR = "Conv1D"
 
 
 def chosen_targets(method: Any, model: torch.nn.Module) -> list[str] | None:
-    """Return the name patterns of the parameters that a method trains of a model.
+    """Return the name patterns of the parameters of a model that a method trains.
 
     Args:
-        method: the method; one that chooses its parameters has `targets`.
+        method: the method; methods that choose parameters have `targets`.
         model: the base.
 
     Returns:
@@ -35,19 +35,19 @@ def chosen_targets(method: Any, model: torch.nn.Module) -> list[str] | None:
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Return whether a parameter's name matches one of some patterns such as "*.layers.3.*"."""
+    """Return whether a parameter's name matches one of several patterns such as "*.layers.3.*"."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def freeze_others(model: torch.nn.Module, patterns: Sequence[str]) -> None:
-    """Let only the parameters train whose name matches a pattern, among those that train now.
+    """Freeze the trainable parameters whose names match no pattern.
 
     Raises ValueError if no parameter matches.
     """
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matching = {name for name, _ in trainable if matches(name, patterns)}
     if not matching:
-        raise ValueError(f"method.targets = {list(patterns)}: no parameter has a name like this")
+        raise ValueError(f"method.targets = {list(patterns)}: no parameter has such a name")
     for name, parameter in trainable:
         parameter.requires_grad_(name in matching)
 
@@ -55,9 +55,10 @@ def freeze_others(model: torch.nn.Module, patterns: Sequence[str]) -> None:
 def linear_parameters(model: torch.nn.Module) -> list[str]:
     """Return the names of the matrices of the linear layers in a model's repeated blocks.
 
-    Those are attention and MLP, also where many experts lie in one tensor of three dimensions.
-    Embeddings, what stands before and behind the blocks (poolers, heads, output layers),
-    convolutions and vectors are not. A model without such matrices has all its matrices here.
+    These are the matrices of attention and MLP, including three-dimensional tensors with many
+    experts. Not included are embeddings, layers before and after the blocks (poolers, heads, output
+    layers), convolutions and vectors. If a model has no such matrices, all its matrices are
+    returned.
     """
     matrices = {name: p for name, p in model.named_parameters() if p.requires_grad and p.dim() > 1}
     left_out = _embedding_ids(model)

@@ -1,13 +1,13 @@
-"""The traits of a loaded base beside its weights; only this module determines them.
+"""The traits of a loaded base besides its weights. Only this module determines them.
 
-    settings      what config.json asks for that neither a loss nor an answer may depend on is
-                  switched off (`settle`)
-    at rest       parameters that are not tuned: those that the architecture freezes, those that it
-                  never saves or writes to whenever it is loaded, and those that no text reaches (a
-                  vision tower)
-    padding       whether an example's loss, or its answer, depends on what it shares a batch with
+    settings   settings in config.json that must not affect losses or answers are switched off
+               (`settle`)
+    at rest    parameters that are not tuned: those that the architecture freezes, never saves, or
+               changes at each loading, and those that no text reaches (a vision tower)
+    padding    whether an example's loss or answer depends on the other examples in its batch
 
-`load_model` begins a model's traits; `examine` completes them by forward passes of a few tokens.
+`load_model` determines some of a model's traits; `examine` determines the others by short forward
+passes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,40 +28,40 @@ from fedseed.text import first_line, listed
 from fedseed.weights.codes import TRAITS, is_movable
 from fedseed.weights.perturbation import asks_only
 
-# what neither a loss nor an answer may inherit from config.json, and what it is set to
+# settings of config.json that must not affect losses or answers, and the values they get
 SETTINGS = {
     "output_attentions": False,
     "output_hidden_states": False,
     "output_router_logits": False,
     "return_dict": True,
 }
-# logits of a text alone and in a padded batch are further apart than this only where padding counts
+# padding counts if the logits of a text alone and in a padded batch differ by more than this
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-# texts of different length, such as every tokenizer takes
+# texts of different lengths that every tokenizer accepts
 PROBES = ("One, two", "Three, four, five, six, seven")
-# in 16 bit, where sums round otherwise in a batch; and in LLM.int8()
+# like TOLERANCE, for 16-bit models, whose sums are rounded differently in a batch, and LLM.int8()
 COARSE = 0.1
-SHOWN = 3  # names in a message
+SHOWN = 3  # how many names a message lists
 
 
 @dataclass
 class Traits:
     """The known traits of a loaded model."""
 
-    base: str  # as the recipe names it
-    notes: list[str] = field(default_factory=list)  # lines for a person
-    # parameters that are not tuned, by their identity; peft gives them other names
+    base: str  # the base's name in the recipe
+    notes: list[str] = field(default_factory=list)  # notes for the user
+    # parameters that are not tuned, by identity, because peft changes their names
     at_rest: list[torch.nn.Parameter] = field(default_factory=list)
-    # texts that share a forward pass must be of one length
+    # whether only texts of equal length may share a forward pass
     equal_lengths: bool = False
-    # prompts that are continued together must be of one length
+    # whether only prompts of equal length may be continued together
     equal_prompts: bool = False
     is_settled: bool = False
     examined: bool = False
 
 
 def traits_of(model: Any) -> Traits:
-    """Return the known traits of a model, with or without an adapter; a new model has none."""
+    """Return the known traits of a model, with or without an adapter. A new model has none."""
     traits_found = getattr(model, TRAITS, None)
     if isinstance(traits_found, Traits):
         return traits_found
@@ -72,7 +72,7 @@ def traits_of(model: Any) -> Traits:
 
 
 def settle(model: Any, base: str) -> Traits:
-    """Return a new model's traits, with its settings and frozen parameters decided."""
+    """Determine a new model's settings and frozen parameters, and return its traits."""
     traits = traits_of(model)
     if traits.is_settled:
         return traits
@@ -81,7 +81,7 @@ def settle(model: Any, base: str) -> Traits:
     changed = sorted(set(_switch_off(whole.config)))
     if changed:
         traits.notes.append(
-            f"config.json has {listed(changed, SHOWN)}: switched off, here and in an export"
+            f"config.json has {listed(changed, SHOWN)}: switched off, in this run and in an export"
         )
     by_name = dict(whole.named_parameters())
     made = _make_outline(whole)
@@ -98,12 +98,14 @@ def settle(model: Any, base: str) -> Traits:
         (sorted(frozen & by_name.keys()), "are frozen by the architecture"),
     ):
         if names:
-            traits.notes.append(f"not tuned, for they {reason}: {listed(names, SHOWN)}")
+            traits.notes.append(f"not tuned, because they {reason}: {listed(names, SHOWN)}")
     return traits
 
 
 def _configs(config: Any) -> Iterator[Any]:
-    """Yield a configuration and those inside it (a text model's, a vision tower's)."""
+    """Yield a configuration and the configurations inside it (of a text model, of a vision
+    tower).
+    """
     # this import loads transformers, which is not needed to import this module
     from transformers import PretrainedConfig
 
@@ -114,7 +116,7 @@ def _configs(config: Any) -> Iterator[Any]:
 
 
 def _switch_off(config: Any) -> Iterator[str]:
-    """Set what must not be inherited, and yield each change as "key = value"."""
+    """Change the settings that must not affect losses, and yield each change as "key = value"."""
     for part in _configs(config):
         for name, required in SETTINGS.items():
             value = getattr(part, name, None)
@@ -124,9 +126,9 @@ def _switch_off(config: Any) -> Iterator[str]:
 
 
 def _make_outline(model: Any) -> Any:
-    """Return a new model of the same class and configuration, without weights.
+    """Return a new model of the same class and configuration, without memory for weights.
 
-    For a class whose making reads values, it is the loaded model itself.
+    If the class's constructor reads values, return the loaded model itself.
     """
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
@@ -138,36 +140,37 @@ def _make_outline(model: Any) -> Any:
 def _frozen_at_birth(made: Any) -> set[str]:
     """Return the names of the parameters that the architecture itself freezes.
 
-    Loading gives some of them a gradient again, by the version of transformers; the class knows.
+    Depending on the version of transformers, loading makes some of them trainable again, so the
+    class itself is asked.
     """
     return {name for name, parameter in made.named_parameters() if not parameter.requires_grad}
 
 
 def _rewritten_by_loading(made: Any) -> set[str]:
-    """Return the names of the parameters that loading writes to after it has read the file.
+    """Return the names of the parameters that loading changes after it has read the file.
 
-    From 5 on transformers initialises what the file did not have, and marks tensors that it had. A
-    few classes write to a slice of a tensor, such as the row of the padding token, and a slice has
-    no mark. A tuned value there would be lost when an export is loaded.
+    From version 5 on, transformers initialises tensors that the file lacks, and marks the tensors
+    that it had. A few classes write to a slice of a tensor, such as the row of the padding token,
+    and a slice has no mark. Loading an export would overwrite a tuned value there.
 
     Args:
-        made: a model without weights; of another one nothing can be found out.
+        made: a model without weights; with another model nothing can be found out.
     """
     parameters = dict(made.named_parameters())
     is_outline = all(parameter.is_meta for parameter in parameters.values())
-    # before 5 a module that was loaded is not initialised at all, and tensors have no mark
+    # before version 5, a loaded module is not initialised at all, and tensors have no mark
     has_marks = find_spec("transformers.initialization") is not None
     if not is_outline or not has_marks or not hasattr(made, "initialize_weights"):
         return set()
     for tensor in made.state_dict(keep_vars=True).values():
         tensor._is_hf_initialized = True
     for module in made.modules():
-        # the making of the outline has set this; loading comes to all modules
+        # building the outline has set this mark; loading processes all modules
         module._is_hf_initialized = False
     written = _WrittenStorages()
-    # a module that reads values ends this: the modules before it were looked at
+    # a module that reads values stops this; the modules before it have been checked
     with suppress(Exception), written, torch.random.fork_rng(devices=[]), catch_warnings():
-        simplefilter("ignore")  # of tensors without elements
+        simplefilter("ignore")  # ignore warnings about tensors without elements
         made.initialize_weights()
     return {
         name
@@ -192,7 +195,7 @@ class _WrittenStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _never_saved(model: Any) -> set[str]:
-    """Return the names of the parameters that `save_pretrained` leaves out of the file."""
+    """Return the names of the parameters that `save_pretrained` does not write."""
     patterns = getattr(model, "_keys_to_ignore_on_save", None) or ()
     names = [name for name, _ in model.named_parameters()]
     return {name for name in names if _is_matched(name, patterns)}
@@ -204,7 +207,7 @@ def _is_matched(name: str, patterns: Iterable[str]) -> bool:
 
 
 class _Reached(TorchFunctionMode):
-    """Collects the parameters whose values some torch function is given."""
+    """Collects the parameters whose values are passed to a torch function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,9 +230,9 @@ class _Reached(TorchFunctionMode):
 
 
 def unreached(model: torch.nn.Module, run: Callable[[], Any]) -> list[str]:
-    """Return the names of the parameters that take no part in what `run` computes.
+    """Return the names of the parameters that `run` does not use.
 
-    An expert that these few tokens were not sent to takes part: others of its kind did.
+    An expert that got none of these few tokens counts as used if other experts like it were used.
 
     Args:
         model: any torch module.
@@ -244,10 +247,10 @@ def unreached(model: torch.nn.Module, run: Callable[[], Any]) -> list[str]:
 
 
 def _is_one_of_several(model: torch.nn.Module, name: str, met: set[str]) -> bool:
-    """Return whether a parameter lies in one of several numbered members of the same class, such as
-    an expert, and another of them was reached.
+    """Return whether a parameter belongs to one of several numbered members of the same class, such
+    as experts, of which another was reached.
 
-    The members are those of a list, or of a dictionary whose keys end with a number ("expert_3").
+    The members are in a list, or in a dictionary whose keys end with a number ("expert_3").
     """
     parts = name.split(".")
     for depth in range(1, len(parts)):
@@ -276,23 +279,24 @@ def _any_under(names: set[str], place: str) -> bool:
 
 
 def examine(model: Any, texts: Sequence[Sequence[int]], reads_both_sides: bool = False) -> Traits:
-    """Find out what no configuration says, by forward passes of a few tokens; once for a model.
+    """Find out by short forward passes what no configuration shows. This is done once for each
+    model.
 
-    Parameters that no text reaches are frozen. Where padding changes an example's logits, or the
-    answers that are generated in a batch, batches are made of texts of one length from then on.
+    Parameters that no text reaches are frozen. If padding changes an example's logits or the
+    answers generated in a batch, later batches have only texts of equal length.
 
     Args:
-        model: a language model or a classifier of texts; it is asked in evaluation mode.
-        texts: tokens of two texts of different length, as examples would have them.
-        reads_both_sides: whether a token's logits may depend on what stands after it, as where a
-            blank is filled.
+        model: a language model or a classifier of texts; it is tested in evaluation mode.
+        texts: tokens of two texts of different lengths, in the form of examples.
+        reads_both_sides: whether a token's logits may depend on later tokens, as in masked language
+            models.
 
     Returns:
-        The model's traits, with a line for each thing found.
+        The model's traits, with a note for each finding.
 
     Raises:
-        RecipeError: the model's logits differ between two equal passes; or a causal model's later
-            tokens change earlier ones' logits.
+        RecipeError: the model's logits differ between two equal passes, or in a causal model later
+            tokens change the logits of earlier ones.
     """
     traits = traits_of(model)
     if traits.examined or next(model.parameters()).device.type == "meta":
@@ -300,18 +304,20 @@ def examine(model: Any, texts: Sequence[Sequence[int]], reads_both_sides: bool =
     traits.examined = True
     if splits_outliers(model):
         traits.notes.append(
-            "LLM.int8() rounds a token by the tokens beside it: losses and answers depend a little "
-            "on what shares a batch"
+            "in LLM.int8(), rounding a token depends on other tokens: losses and answers depend "
+            "slightly on the other examples in a batch"
         )
     was_training = model.training
-    model.eval()  # dropout would make two passes differ
+    model.eval()  # because dropout would make two passes differ
     try:
         _ask(model, traits, _Probe(model, texts, reads_both_sides))
     except RecipeError:
         raise
-    except Exception as error:  # whatever a class of others raises, the run will meet it, too
+    # a foreign class may raise any error, and the run will raise it again
+    except Exception as error:
         traits.notes.append(
-            f"what padding does to a {type(model).__name__} was not found out: {first_line(error)}"
+            f"the effect of padding on a {type(model).__name__} could not be tested: "
+            f"{first_line(error)}"
         )
     finally:
         model.train(was_training)
@@ -319,7 +325,7 @@ def examine(model: Any, texts: Sequence[Sequence[int]], reads_both_sides: bool =
 
 
 def _ask(model: Any, traits: Traits, probe: "_Probe") -> None:
-    """Complete a model's traits by what a probe finds."""
+    """Complete a model's traits with a probe's findings."""
     stored = {name: parameter.dtype for name, parameter in model.named_parameters()}
     _rest_unreached(model, traits, unreached(model, lambda: probe.logits([probe.longer])))
     _refuse_casts(model, traits.base, stored)
@@ -329,42 +335,43 @@ def _ask(model: Any, traits: Traits, probe: "_Probe") -> None:
     if probe.padding_counts():
         traits.equal_lengths = True
         traits.notes.append(
-            f"padding changes what a {type(model).__name__} computes: texts of one length go "
-            "through it together"
+            f"padding changes the outputs of a {type(model).__name__}: only texts of equal length "
+            "share a batch"
         )
     elif probe.writes and probe.padding_counts_in_answers():
         traits.equal_prompts = True
         traits.notes.append(
-            f"padding changes what a {type(model).__name__} writes: prompts of one length are "
-            "answered together"
+            f"padding changes the text that a {type(model).__name__} generates: only prompts of "
+            "equal length share a batch"
         )
 
 
 def _refuse_casts(model: Any, base: str, stored: dict[str, torch.dtype]) -> None:
-    """Raise RecipeError if a forward pass has cast parameters for good.
+    """Raise RecipeError if a forward pass has permanently cast parameters to another dtype.
 
-    A router of Switch Transformers in 16 bits becomes one of 32 when it first computes. Steps would
-    be of that one, which neither an orbit's replay nor an export's reader begins with.
+    For example, a 16-bit router of Switch Transformers becomes a 32-bit one in its first pass.
+    Steps would be for that model, but a replay of the orbit or a reader of an export starts from
+    the 16-bit one.
 
     Args:
-        model: after a forward pass.
-        base: its name.
+        model: the model after a forward pass.
+        base: the model's name.
         stored: the parameters' dtypes before that pass, by name.
     """
     cast = [name for name, parameter in model.named_parameters() if parameter.dtype != stored[name]]
     if cast:
         now = str(model.get_parameter(cast[0]).dtype).removeprefix("torch.")
         raise RecipeError(
-            f'model.base = "{base}": a {type(model).__name__} casts parameters of its own to {now} '
-            f"when it computes ({listed(cast, SHOWN)}), and goes on as another model than was "
-            f'loaded: set model.dtype = "{now}"'
+            f'model.base = "{base}": a {type(model).__name__} casts some of its parameters to '
+            f"{now} when it computes ({listed(cast, SHOWN)}), so it is no longer the model that "
+            f'was loaded: set model.dtype = "{now}"'
         )
 
 
 def _rest_unreached(model: Any, traits: Traits, names: Sequence[str]) -> None:
-    """Freeze the parameters that no text reaches, and say so."""
+    """Freeze the parameters that no text reaches, and add a note."""
     resting = {id(parameter) for parameter in traits.at_rest}
-    # codes of quantised weights are not tuned anyway, and libraries hide that they are read
+    # codes of quantised weights are never tuned, and libraries hide that they are read
     idle = [
         name
         for name in names
@@ -377,13 +384,13 @@ def _rest_unreached(model: Any, traits: Traits, names: Sequence[str]) -> None:
     if idle:
         count = sum(model.get_parameter(name).numel() for name in idle)
         traits.notes.append(
-            f"{len(idle):,} tensors ({count:,} parameters) take no part in the loss of a text, and "
+            f"{len(idle):,} tensors ({count:,} parameters) do not affect the loss of a text, and "
             f"are not tuned: {listed(idle, SHOWN)}"
         )
 
 
 class _Probe:
-    """Two texts of different length, and a model to ask about them."""
+    """Tests a model with two texts of different lengths."""
 
     def __init__(self, model: Any, texts: Sequence[Sequence[int]], reads_both_sides: bool) -> None:
         self.model = model
@@ -392,7 +399,7 @@ class _Probe:
         config = model.config
         self.encodes = bool(getattr(config, "is_encoder_decoder", False))
         can_generate = bool(getattr(model, "can_generate", lambda: False)())
-        # transformers says of XLM's masked language model, too, that it can
+        # transformers claims this of XLM's masked language model, too
         self.writes = can_generate and not reads_both_sides
         self.is_causal = self.writes and not self.encodes
         self.splits_outliers = splits_outliers(model)
@@ -400,7 +407,7 @@ class _Probe:
         self.pad = pad if isinstance(pad, int) and pad >= 0 else longer[-1]
 
     def logits(self, rows: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """Return each row's logits, without those of padding; in float32 on the CPU."""
+        """Return each row's logits without those at padding, in float32 on the CPU."""
         width = max(map(len, rows))
         device = next(self.model.parameters()).device
         ids = [[*row, *[self.pad] * (width - len(row))] for row in rows]
@@ -409,20 +416,20 @@ class _Probe:
             "input_ids": torch.tensor(ids, device=device),
             "attention_mask": torch.tensor(mask, device=device),
         }
-        # a classifier makes its decoder's input itself, as in a run
+        # a classifier makes its decoder's input itself, as it does in a run
         if self.encodes and self.writes:
-            # the decoder answers with the same tokens
+            # the decoder gets the same tokens
             inputs["decoder_input_ids"] = inputs["input_ids"]
         if self.writes:
             inputs["use_cache"] = False  # type: ignore[assignment]
         with torch.no_grad():
             logits_of_rows = self.model(**inputs).logits.float().cpu()
-        if logits_of_rows.ndim < 3:  # a classifier's
+        if logits_of_rows.ndim < 3:  # the logits of a classifier
             return list(logits_of_rows)
         return [logits[: len(row)] for logits, row in zip(logits_of_rows, rows, strict=True)]
 
     def differ(self, first: torch.Tensor, second: torch.Tensor) -> bool:
-        """Return whether logits differ by more than rounding explains."""
+        """Return whether logits differ by more than rounding can explain."""
         dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
         scale = float(first[first.isfinite()].abs().max()) if first.isfinite().any() else 1.0
         tolerance = COARSE if self.splits_outliers else TOLERANCE.get(dtype, COARSE)
@@ -431,17 +438,17 @@ class _Probe:
         return bool(apart > limit)
 
     def refuse_chance(self, base: str) -> None:
-        """Raise RecipeError if two equal passes give two results."""
+        """Raise RecipeError if two equal passes give different results."""
         config = self.model.config
-        # Reformer draws hashes for texts that are longer than a chunk, which these may not be
+        # Reformer draws hashes only for texts longer than a chunk, which these texts may not be
         hashes = "lsh" in (getattr(config, "attn_layers", None) or ())
         draws_hashes = hashes and getattr(config, "hash_seed", None) is None
         first, second = (self.logits([self.longer])[0] for _ in range(2))
         if draws_hashes or self.differ(first, second):
             raise RecipeError(
-                f'model.base = "{base}": a {type(self.model).__name__} computes two losses for one '
-                "text, since it draws at random in evaluation, too; give it a seed in config.json "
-                '(Reformer: "hash_seed": 0)'
+                f'model.base = "{base}": a {type(self.model).__name__} gives different losses for '
+                "the same text, because it draws random numbers even in evaluation; set a seed in "
+                'its config.json (Reformer: "hash_seed": 0)'
             )
 
     def refuse_looking_ahead(self, base: str) -> None:
@@ -450,14 +457,14 @@ class _Probe:
         changed = self.logits([[*self.longer[:-1], self.longer[0]]])[0]
         if whole.ndim == 2 and self.differ(whole[:-1], changed[:-1]):
             raise RecipeError(
-                f'model.base = "{base}": in a {type(self.model).__name__} later tokens change what '
-                'earlier ones predict, so it would see its answers: set "is_decoder": true (XLM: '
-                '"causal": true) in its config.json, or take it for what it is '
-                '(model.architecture = "masked" or "classification")'
+                f'model.base = "{base}": in a {type(self.model).__name__} later tokens change the '
+                'predictions of earlier ones, so it would see its answers: set "is_decoder": true '
+                '(XLM: "causal": true) in its config.json, or use it as it is (model.architecture '
+                '= "masked" or "classification")'
             )
 
     def padding_counts(self) -> bool:
-        """Return whether a text's logits depend on the longer text beside it.
+        """Return whether a text's logits depend on a longer text in the same batch.
 
         CANINE computes with four tokens at a time, and padding changes only texts whose length
         is no multiple of four: the text without its second token is tried, too.
@@ -472,7 +479,7 @@ class _Probe:
         return False
 
     def padding_counts_in_answers(self) -> bool:
-        """Return whether an answer's logits depend on the longer prompt beside it."""
+        """Return whether an answer's logits depend on a longer prompt in the same batch."""
         from fedseed.models.writing import first_scores
 
         alone = first_scores(self.model, [self.shorter], self.pad, self.encodes)

@@ -1,8 +1,9 @@
-"""Options for a model's own `generate`, and those it may inherit from generation_config.json.
+"""Generation settings: which settings of generation_config.json a model's `generate` uses.
 
-An answer that is scored is greedy, and depends on its prompt alone. So it inherits which tokens
-begin, end and fill up a text, and nothing of a base's taste: no minimum length, penalty, stop
-string or number of texts. A person who asks gets the base's taste, as one text.
+A scored answer is generated greedily and depends only on its prompt. So it inherits the tokens that
+begin, end and pad a text, but not the base's preferences, such as a minimum length, a penalty, stop
+strings or a number of texts. For users' prompts the base's preferences apply, except that there is
+one text.
 """
 
 import copy
@@ -15,7 +16,7 @@ import torch
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
-# tokens that begin, end or fill up a text, or never stand in one
+# tokens that begin, end or pad a text, or must never occur in one
 TOKENS = (
     "bos_token_id",
     "eos_token_id",
@@ -26,7 +27,7 @@ TOKENS = (
     "suppress_tokens",
     "begin_suppress_tokens",
 )
-# these count a decoder's own tokens alone, so no padding of a prompt
+# these settings count only a decoder's own tokens, and so no padding of a prompt
 OF_DECODERS = (
     "min_length",
     "min_new_tokens",
@@ -35,7 +36,7 @@ OF_DECODERS = (
     "bad_words_ids",
     "forced_decoder_ids",
 )
-# what `generate` returns is one text for each prompt, as tokens
+# options that make `generate` return one text for each prompt, as tokens
 ONE_TEXT: dict[str, Any] = {
     "num_return_sequences": 1,
     "return_dict_in_generate": False,
@@ -67,7 +68,7 @@ def for_people(model: Any) -> "GenerationConfig":
 
 @contextmanager
 def generating(model: Any, settings: "GenerationConfig") -> Iterator[None]:
-    """Let a model generate by these settings, and by its own again afterwards."""
+    """Let a model generate with these settings, and restore its own afterwards."""
     own_settings = model.generation_config
     model.generation_config = settings
     try:
@@ -79,17 +80,18 @@ def generating(model: Any, settings: "GenerationConfig") -> Iterator[None]:
 def first_scores(
     model: Any, prompts: Sequence[Sequence[int]], pad: int, encodes: bool, count: int = 2
 ) -> list[torch.Tensor]:
-    """Return the scores of the first tokens that a model writes after some prompts together.
+    """Return the scores of the first tokens that a model generates after prompts in one batch.
 
     Args:
         model: a model that generates.
         prompts: tokens.
-        pad: fills up the shorter prompts, at their beginning or, for an encoder, at their end.
+        pad: the token that pads shorter prompts, at their beginning or, for an encoder, at their
+            end.
         encodes: whether an encoder reads the prompts.
-        count: how many tokens are written.
+        count: number of tokens to generate.
 
     Returns:
-        For each of them float32 scores on the CPU, of shape (prompts, vocabulary).
+        For each token, float32 scores on the CPU, of shape (prompts, vocabulary).
     """
     width = max(map(len, prompts))
     rows, masks = [], []
@@ -100,7 +102,7 @@ def first_scores(
         masks.append(ones + [0] * filling if encodes else [0] * filling + ones)
     whole = model.get_base_model() if hasattr(model, "get_base_model") else model
     settings = for_scoring(whole)
-    settings.eos_token_id = None  # as many tokens, whatever they are
+    settings.eos_token_id = None  # so that `count` tokens are generated, even after an end token
     settings.pad_token_id = pad
     device = next(model.parameters()).device
     with torch.no_grad(), generating(whole, settings):

@@ -1,1 +1,1 @@
-"""Losses and measurements for training and evaluation, for each kind of example."""
+"""Losses for training and metrics for evaluation, for each kind of example."""

@@ -1,5 +1,5 @@
-"""Objectives for a model's head: classes of texts (BERT, RoBERTa, LLaMA) or of pictures (ViT,
-ResNet), or a number for each text.
+"""Objectives for models with a head: classification of texts (BERT, RoBERTa, LLaMA) or pictures
+(ViT, ResNet), and regression on texts.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from fedseed.objectives.losses import Scoring, TextObjective
 from fedseed.objectives.tokens import to_device
 from fedseed.tasks.data import MASK, Choice, Cloze, Picture, Score
 
-# bytes of pixel values that are kept; beyond, a picture is processed each time it is used
+# how many bytes of pixel values are cached; further pictures are processed at each use
 KEPT = 1 << 30
 
 
 @dataclass(frozen=True)
 class HeadText:
-    """A tokenised text, or a pair of texts, with the tokenizer's special tokens."""
+    """A tokenised text or pair of texts, with the tokenizer's special tokens."""
 
     ids: tuple[int, ...]
-    # for each token of a pair, the text that holds it, where the tokenizer says so
+    # for each token of a pair, the number of its text (0 or 1), if the tokenizer gives it
     segments: tuple[int, ...] = field(default=(), kw_only=True)
 
 
@@ -37,37 +37,37 @@ class ClassifiedText(HeadText):
 
 @dataclass(frozen=True)
 class ScoredText(HeadText):
-    """A text and the number that is to be predicted of it."""
+    """A text and the number to predict from it."""
 
     value: float
 
 
 class OfTexts(TextObjective):
-    """The common part of objectives that use a classification head on texts.
+    """The common part of objectives for models with a head on texts.
 
-    `TextObjective` has the arguments.
+    The arguments are those of `TextObjective`.
 
     Raises:
-        ValueError: the tokenizer has nothing to fill up shorter texts with.
+        ValueError: the tokenizer has no token for padding.
     """
 
-    batch: ClassVar[int] = 64  # texts that are evaluated at a time
+    batch: ClassVar[int] = 64  # texts in an evaluation batch
 
     @property
     def needed(self) -> tuple[str, str]:  # type: ignore[override]
-        """Return a token that can pad, which is all that is needed: nothing is put at the end of a
-        text.
+        """Return the required token, a padding token. No end token is needed, because none is added
+        to a text.
         """
         if self.tokenizer.eos_token_id is None:
-            return ("pad_token", "token to pad with")
+            return ("pad_token", "padding token")
         return TextObjective.needed
 
     def probe_ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text)["input_ids"])
 
     def tokens_of(self, text: str, pair: str = "") -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the tokens of a text or of a pair, as plain transformers has them, and the
-        segments of a pair's.
+        """Return the tokens of a text or a pair, as in plain transformers, and the segments of a
+        pair.
         """
         if not pair:
             return tuple(self.text_tokens.whole(text)), ()
@@ -85,9 +85,9 @@ class OfTexts(TextObjective):
 class TextClasses(Scoring, OfTexts):
     """Text classification: cross-entropy of the logits of a classification head.
 
-    The text is a `Choice`'s own (or both of its texts), or its prompt if it has none; of a `Cloze`
-    the text with the tokenizer's mask token in its blank, or nothing there where the tokenizer has
-    none. `OfTexts` has the arguments and errors.
+    For a `Choice` the input is its text or pair of texts, or its prompt if it has no text. For a
+    `Cloze` it is the text with the tokenizer's mask token in the blank, or with nothing in it if
+    there is no mask token. The arguments and errors are those of `OfTexts`.
     """
 
     batch = 64
@@ -108,7 +108,7 @@ class TextClasses(Scoring, OfTexts):
     def scores(
         self, model: Any, items: Sequence[ClassifiedText], at_once: int | None = None
     ) -> torch.Tensor:
-        """Return the classes' logits."""
+        """Return the logits of the classes."""
         logits = self.head_outputs(model, items)
         if self.outputs is None:
             return logits
@@ -116,10 +116,10 @@ class TextClasses(Scoring, OfTexts):
 
 
 class TextScores(OfTexts):
-    """A number for each text, or for each pair of texts: regression by a head of one output.
+    """Regression: a head with one output predicts a number for each text or pair of texts.
 
-    The loss is the squared error, as transformers has it for `problem_type = "regression"`.
-    `OfTexts` has the arguments and errors; longer texts are dropped.
+    The loss is the squared error, as in transformers for `problem_type = "regression"`. Texts that
+    are too long are dropped. The arguments and errors are those of `OfTexts`.
     """
 
     def items(self, example: Score) -> list[ScoredText]:
@@ -134,7 +134,7 @@ class TextScores(OfTexts):
         return self.head_outputs(model, items)[:, 0]
 
     def losses_of(self, predictions: torch.Tensor, items: Sequence[ScoredText]) -> torch.Tensor:
-        """Return each item's squared error from its prediction, shape (items,)."""
+        """Return each item's squared error, shape (items,)."""
         values = to_device([item.value for item in items], predictions.device)
         return (predictions - values) ** 2
 
@@ -145,8 +145,8 @@ class TextScores(OfTexts):
 class Images(Scoring):
     """Picture classification.
 
-    Resizing, cropping and normalising are the model's own image processor's, with its settings;
-    nothing is random. Grey pictures are repeated for a processor with three channels.
+    The model's own image processor resizes, crops and normalises, with its settings and without
+    randomness. A grey picture's channel is repeated if the processor needs three.
 
     Args:
         processor: a `transformers` image processor.
@@ -157,19 +157,21 @@ class Images(Scoring):
     def __init__(self, processor: Any) -> None:
         self.processor = processor
         self._room = KEPT
-        self._cache: dict[Picture, torch.Tensor] = {}  # a picture is a key by its identity
+        self._cache: dict[Picture, torch.Tensor] = {}  # pictures are compared by identity
         mean = getattr(processor, "image_mean", None)
         self._channels = len(mean) if isinstance(mean, list | tuple) else None
 
     def items(self, example: Picture) -> list[Picture]:
-        """Raise RecipeError if the picture's channels are not those of the processor."""
+        """Return the picture as the only item. Raises RecipeError if the processor does not take
+        its number of channels.
+        """
         channels = example.pixels.shape[2]
         if self._channels is not None and channels not in (1, self._channels):
             raise RecipeError(
-                f"model.base: a picture has {channels} channels, the model's image processor takes "
-                f"{self._channels}"
+                f"model.base: a picture has {channels} channels, but the model's image processor "
+                f"takes {self._channels}"
             )
-        return [example]  # pixel values are made when they are used
+        return [example]  # pixel values are computed when they are used
 
     def pixel_values(self, items: Sequence[Picture]) -> torch.Tensor:
         """Return the model's input: float32, shape (items, channels, height, width)."""
@@ -191,12 +193,13 @@ class Images(Scoring):
             size = tensor.numel() * tensor.element_size()
             if self._room >= size:
                 self._room -= size
-                self._cache[item] = tensor.clone()  # not a view of the whole batch
+                # a clone, because a view would keep the whole batch
+                self._cache[item] = tensor.clone()
         return values
 
     @staticmethod
     def _with_channels(pixels: NDArray[Any], channels: int) -> NDArray[Any]:
-        """Return a picture, a grey one repeated for each channel."""
+        """Return a picture; the channel of a grey one is repeated."""
         if pixels.shape[2] < channels:
             return np.repeat(pixels, channels, axis=2)
         return pixels
@@ -204,7 +207,7 @@ class Images(Scoring):
     def scores(
         self, model: Any, items: Sequence[Picture], at_once: int | None = None
     ) -> torch.Tensor:
-        """Return the classes' logits."""
+        """Return the logits of the classes."""
         first = next(model.parameters())
         values = to_device(self.pixel_values(items), first.device).to(first.dtype)
         logits: torch.Tensor = model(pixel_values=values).logits

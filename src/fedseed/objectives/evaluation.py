@@ -1,4 +1,4 @@
-"""Evaluation on held-out examples: batched and deterministic."""
+"""Evaluates models on held-out examples, in batches and deterministically."""
 
 from collections.abc import Sequence
 from math import exp
@@ -36,16 +36,16 @@ def measure(
     scores: Sequence[str],
     settings: EvaluationSettings,
 ) -> dict[str, float]:
-    """Return the metrics of a model by name.
+    """Return a model's metrics, by name.
 
-    With rewards, those of its language and the mean reward.
+    For a rewarded objective: the metrics of its language objective and the mean reward.
 
     Args:
         model: the model.
-        objective: what learns from such examples.
-        prepared: what is evaluated on; at least one example.
-        scores: how the task scores generated answers (names of `fedseed.tasks.metrics.REGISTRY`).
-        settings: the further metrics, and the length of answers.
+        objective: the objective for these examples.
+        prepared: the examples to evaluate on; at least one.
+        scores: the task's metrics of generated answers (names in `fedseed.tasks.metrics.REGISTRY`).
+        settings: further metrics, and the length of answers.
     """
     if isinstance(objective, Scoring):
         return choice_metrics(model, objective, prepared.items)
@@ -54,7 +54,7 @@ def measure(
     if isinstance(objective, Preferences):
         return preference_metrics(model, objective, prepared.items)
     if isinstance(objective, Rewarded):
-        # a chat may have several answers
+        # a chat may have several answers, each of which is an item
         language_items = prepare(objective.language, prepared.name, prepared.examples)
         metrics = measure(model, objective.language, language_items, scores, settings)
         return {**metrics, "reward": -mean_loss(model, objective, prepared.items)}
@@ -73,10 +73,10 @@ def measure(
 def choice_metrics(
     model: torch.nn.Module, objective: Scoring, items: Sequence[Any]
 ) -> dict[str, float]:
-    """Return the loss and the accuracy in percent, for arguments as in `measure`.
+    """Return the loss and the accuracy in percent. The arguments are those of `measure`.
 
-    An answer is right if a right option has the highest score (the first of equal ones). Where the
-    options are classes, the mean of their F1 ("macro_f1") is there, too.
+    An answer is right if a right option has the highest score (among equal scores, the first). If
+    the options are classes, the result also has their mean F1 ("macro_f1").
     """
     model.eval()
     loss, predictions = 0.0, []
@@ -104,10 +104,9 @@ def preference_metrics(
     model: torch.nn.Module, objective: Preferences, items: Sequence[Pair]
 ) -> dict[str, float]:
     """Return DPO's loss, how often the chosen answer has the higher implicit reward, and the mean
-    margin of the rewards.
+    margin between the rewards.
 
-    Where nothing has been trained all rewards are 0, and none is higher. Arguments are those of
-    `measure`.
+    Before training all rewards are 0, so none is higher. The arguments are those of `measure`.
 
     Returns:
         "loss"; "reward_accuracy", in percent; "reward_margin".
@@ -130,10 +129,10 @@ def preference_metrics(
 def regression_metrics(
     model: torch.nn.Module, objective: TextScores, items: Sequence[ScoredText]
 ) -> dict[str, float]:
-    """Return the mean squared error, and how predictions and scores are correlated.
+    """Return the mean squared error, and the correlations of predictions and scores.
 
-    Where the scores are all the same no correlation is known, and none is given. Arguments are
-    those of `measure`.
+    If all scores are equal, the correlation is undefined and left out. The arguments are those of
+    `measure`.
 
     Returns:
         "loss"; "pearson" and "spearman", from -1 to 1.
@@ -157,13 +156,13 @@ def regression_metrics(
 def score_notes(
     objective: Any, prepared: Prepared, scores: Sequence[str], settings: EvaluationSettings
 ) -> list[str]:
-    """Return a line that says what Rouge-L counts, where answers have letters beyond a-z.
+    """Return a note on what Rouge-L counts, if answers have letters beyond a-z.
 
     Args:
-        objective: what learns from the examples.
-        prepared: what is evaluated on.
-        scores: how the task scores generated answers.
-        settings: the further metrics.
+        objective: the objective for the examples.
+        prepared: the examples to evaluate on.
+        scores: the task's metrics of generated answers.
+        settings: settings with further metrics.
     """
     language = language_of(objective)
     is_scored = settings.rouge and "rouge_l" in (*scores, *settings.metrics)
@@ -176,5 +175,5 @@ def score_notes(
         return []
     fact = f"{share:.1%} of the words in the answers of {prepared.name} have letters beyond a-z"
     if scoring.keeps_accents(answers):
-        return [f"Rouge-L counts words with their accents: {fact}"]
-    return [f"Rouge-L counts a-z and 0-9 alone, as rouge-score does: {fact}"]
+        return [f"Rouge-L keeps accents: {fact}"]
+    return [f"Rouge-L keeps only a-z and 0-9, like rouge-score: {fact}"]

@@ -1,4 +1,6 @@
-"""Computes a party's fingerprint: what its tokenizer and chat template make of fixed texts."""
+"""Computes a party's fingerprint: digests of the tokens that its tokenizer and chat template make
+of fixed texts.
+"""
 
 import json
 from collections.abc import Sequence
@@ -11,8 +13,8 @@ from fedseed.objectives.tokens import TextTokens
 
 DIGEST_BYTES = 16
 LIBRARIES = ("fedseed", "transformers", "tokenizers")
-# texts on which versions of tokenizers have differed: blanks, ends of lines, digits, letters that
-# normalisers change, other scripts, non-text; beside these the tokenizer's special tokens
+# texts on which versions of tokenizers have differed: blanks, line ends, digits, letters that
+# normalisers change, other scripts, non-text. The tokenizer's special tokens are tested as well
 TEXTS = (
     "a",
     " a",
@@ -37,16 +39,16 @@ CHATS: Sequence[tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]] = (
 
 
 def tokens_digest(tokenizer: Any) -> str:
-    """Return a digest of the token ids that fixed texts get.
+    """Return a digest of the token ids of fixed texts.
 
-    The texts are tokenised with special tokens and without, alone and after one another, as
-    examples are.
+    The texts are tokenised with and without special tokens, alone and one after another, as in
+    examples.
 
     Args:
         tokenizer: a `transformers` tokenizer.
     """
     tokens = TextTokens(tokenizer)
-    # sorted, because the order in which a version lists its added tokens changes no token
+    # sorted, because versions differ in the order of added tokens, which does not change any token
     added = sorted(map(str, getattr(tokenizer, "added_tokens_decoder", {}).values()))
     texts = [*TEXTS, *(f"a{token} b" for token in added)]
     token_ids = [[list(tokenizer(text)["input_ids"]), tokens.ids(text)] for text in texts]
@@ -55,12 +57,12 @@ def tokens_digest(tokenizer: Any) -> str:
 
 
 def template_digest(tokenizer: Any) -> str:
-    """Return a digest of fixed chats as the tokenizer's chat template writes them.
+    """Return a digest of fixed chats, as written by the tokenizer's chat template.
 
-    A chat that the template refuses counts as refused, whatever the words.
+    For a chat that the template rejects, only the rejection counts, not its error message.
 
     Returns:
-        "" if there is no template, or the tokenizer is too slow a one for chats.
+        The digest; "" if there is no template, or if the tokenizer is not a fast one.
     """
     if not getattr(tokenizer, "chat_template", None):
         return ""
@@ -79,12 +81,12 @@ def template_digest(tokenizer: Any) -> str:
 
 
 def versions_here() -> dict[str, str]:
-    """Return the versions of the libraries that make tokens."""
+    """Return the versions of the libraries that determine tokens."""
     versions = {}
     for name in LIBRARIES:
         try:
             versions[name] = version(name)
-        except PackageNotFoundError:  # run from its sources
+        except PackageNotFoundError:  # fedseed runs from its sources
             continue
     return versions
 

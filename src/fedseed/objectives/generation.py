@@ -1,5 +1,5 @@
-"""Texts that a language model writes: answers to examples, and for a person after a prompt or in a
-conversation.
+"""Generates text with a language model: answers to examples, and continuations of a user's prompt
+or chat.
 """
 
 import inspect
@@ -21,10 +21,11 @@ from fedseed.objectives.tokens import TextTokens, longest_input, pad_rows
 from fedseed.tasks.data import Example
 from fedseed.weights.row_losses import EnterRows
 
-# {"role": ..., "content": ..., "tool_calls": ...} each
+# each message: {"role": ..., "content": ..., "tool_calls": ...}
 Turns = Sequence[Mapping[str, Any]]
 OnText = Callable[[str], None]
-# Below this temperature a draw is the likeliest token, and logits divided by it may overflow.
+# Below this temperature a draw always gives the likeliest token, and dividing logits by it may
+# overflow.
 GREEDY_TEMPERATURE = 1e-5
 
 
@@ -38,17 +39,17 @@ def continue_prompts(
     scored: bool = True,
     **options: Any,
 ) -> list[list[int]]:
-    """Return the tokens that a model makes of each of some prompts, which go through it together.
+    """Generate a continuation of each prompt, all in one batch, and return their tokens.
 
     Args:
         model: a causal (or encoder-decoder) language model, with an adapter or without.
-        prompts: tokens.
-        pad: what fills up shorter prompts, at their beginning or, for an encoder, at their end;
-            None: 0.
-        room: new tokens at most.
+        prompts: tokens of each prompt.
+        pad: the token that pads shorter prompts, at their beginning or, for an encoder, at their
+            end; None: token 0.
+        room: the most new tokens.
         encodes: whether an encoder reads the prompts.
-        scored: whether the answers are compared, and so depend on nothing but their prompts;
-            otherwise the model's own generation settings count.
+        scored: whether the answers will be scored. If so, they depend only on their prompts; if
+            not, the model's own generation settings apply.
         options: further options of transformers' `generate`.
     """
     ids, mask = pad_rows(prompts, pad or 0, left=not encodes)
@@ -89,22 +90,24 @@ def generate(
     ends: Sequence[int] = (),
     around: EnterRows | None = None,
 ) -> list[str]:
-    """Return greedy responses, in the order of the prompts, which are batched by length.
+    """Return greedy responses in the order of the prompts. Prompts are batched by length.
 
-    A prompt that leaves fewer positions than `max_new_tokens` gets as many tokens as the model has
-    room for. With an adapter's virtual tokens only prompts of one length share a batch: padding
-    would stand between the virtual tokens and the prompt, and push them away from each other. So
-    it is with models that padding changes (`fedseed.models.traits`).
+    A prompt that leaves fewer positions than `max_new_tokens` gets a response as long as the model
+    has room for. With an adapter's virtual tokens, only prompts of equal length share a batch,
+    because padding would separate the virtual tokens from the prompt. The same holds for models
+    whose output depends on padding (`fedseed.models.traits`).
 
     Args:
         model: a causal language model, or an encoder-decoder.
         objective: tokenises the prompts.
-        prompts: ready to be tokenised, or tokens (a chat's, say).
-        max_new_tokens: of each response.
-        batch: prompts in a batch; the texts do not depend on it.
-        stop: what ends a response, besides the end-of-sequence token; the text is cut before it.
+        prompts: texts ready to be tokenised, or tokens, for example of a chat.
+        max_new_tokens: the most tokens of a response.
+        batch: prompts in a batch; the responses do not depend on it.
+        stop: text that ends a response, besides the end-of-sequence token; the response is cut
+            before it.
         ends: tokens that end a response, besides the end-of-sequence token.
-        around: gives what each batch is generated in, from its prompts' numbers, row by row.
+        around: returns a context manager in which a batch is generated, from the numbers of the
+            prompts in its rows.
     """
     model.eval()
     tokenizer = objective.tokenizer
@@ -115,7 +118,7 @@ def generate(
     encodes = objective.encodes
     room = _room_for_answers(model, encoded, encodes, max_new_tokens)
     options: dict[str, Any] = {}
-    # an encoder-decoder has its end token in its configuration
+    # an encoder-decoder's configuration has its end token
     if not encodes:
         options["eos_token_id"] = [tokenizer.eos_token_id, *ends, *_stop_token(objective, stop)]
     texts = [""] * len(prompts)
@@ -136,19 +139,19 @@ def generate(
 def _room_for_answers(
     model: Any, prompts: Sequence[Sequence[int]], encodes: bool, max_new_tokens: int
 ) -> list[int]:
-    """Return the number of tokens that a model may write after each prompt."""
+    """Return how many tokens a model may write after each prompt."""
     limit = longest_input(model)
     if limit is None:
         return [max_new_tokens] * len(prompts)
-    # an encoder-decoder's answer has the start token alone before it
+    # the decoder's text begins with only the start token
     positions = [1 if encodes else len(ids) for ids in prompts]
     return [min(max_new_tokens, limit - count) for count in positions]
 
 
 def _stop_token(objective: TextObjective, stop: str) -> list[int]:
-    """Return the token of a stop text if it is one token, so that generation may end early.
+    """Return the token of a stop text if it is a single token, so that generation can end early.
 
-    The text is cut in any case.
+    Other stop texts only cut the result.
     """
     if not stop:
         return []
@@ -161,16 +164,17 @@ def _stop_token(objective: TextObjective, stop: str) -> list[int]:
 def _generation_batches(
     model: Any, lengths: Sequence[int], room: Sequence[int], batch: int
 ) -> list[list[int]]:
-    """Return the numbers of the prompts in each batch; a prompt without room is in none.
+    """Return the numbers of the prompts in each batch. A prompt without room for a response is left
+    out.
 
     Args:
         model: the model.
         lengths: the number of tokens of each prompt.
-        room: the number of tokens that may be written after each.
+        room: the number of tokens that may follow each prompt.
         batch: the largest number of prompts in a batch.
     """
     traits = traits_of(model)
-    # padding would count for such a model
+    # padding would change such a model's output
     needs_equal_lengths = (
         adapters.has_virtual_tokens(model) or traits.equal_lengths or traits.equal_prompts
     )
@@ -181,7 +185,7 @@ def _generation_batches(
     for _, group in groupby(with_full_room, lambda i: lengths[i] if needs_equal_lengths else 0):
         rows = list(group)
         batches += [rows[start : start + batch] for start in range(0, len(rows), batch)]
-    # alone where there is less room, for that depends on a prompt's length
+    # with too little room a prompt is alone in its batch, because the room depends on its length
     batches += [[i] for i in range(len(lengths)) if 0 < room[i] < full_room]
     return batches
 
@@ -194,15 +198,16 @@ def responses_to(
     max_new_tokens: int,
     around: EnterRows | None = None,
 ) -> list[str]:
-    """Return greedy responses to examples, each ended as the example's are.
+    """Return greedy responses to examples, each with its example's stop text and end tokens.
 
     Args:
         model: a causal language model, or an encoder-decoder.
-        objective: made the items.
+        objective: the objective that made the items.
         examples: the examples.
-        items: the last item of each.
-        max_new_tokens: of each response.
-        around: gives what a batch is generated in, from its examples' numbers, row by row.
+        items: the last item of each example.
+        max_new_tokens: the most tokens of a response.
+        around: returns a context manager in which a batch is generated, from the numbers of the
+            examples in its rows.
     """
     texts = [""] * len(examples)
     ended = [("" if objective.encodes else e.stop, objective.ends_of(e)) for e in examples]
@@ -222,29 +227,30 @@ def responses_to(
 
 
 class Written(NamedTuple):
-    """A text that a model has written."""
+    """A text written by a model."""
 
-    text: str  # without special tokens, up to what stops it
-    prompt_tokens: int  # tokens that the model was given
-    new: int  # tokens that it has written
-    # it came to its end; otherwise there was no more room
+    text: str  # without special tokens, up to the stop text
+    prompt_tokens: int  # number of tokens in the prompt
+    new: int  # number of tokens written
+    # whether the text is complete; if not, it ran out of room
     is_complete: bool
 
 
 class Writer:
-    """A model that writes.
+    """Writes text with a model.
 
     Args:
         model: a causal (or encoder-decoder) language model, with an adapter or without.
         tokenizer: its tokenizer.
         max_tokens: the most new tokens of a text.
-        temperature: 0: always the likeliest token; above: drawn, the more evenly the higher.
-        top_p: draw from the likeliest tokens that together have this probability.
-        seed: seed of the draws: the same seed gives the same text on one machine.
-        stops: texts that end what is written; it is cut before the first one.
+        temperature: 0: always the likeliest token; higher: random draws, more even at higher
+            temperatures.
+        top_p: draw only from the likeliest tokens that together have this probability.
+        seed: seed of the draws; on one machine the same seed gives the same text.
+        stops: texts that end the answer, which is cut before the first of them.
 
     Raises:
-        RecipeError: the model writes no text.
+        RecipeError: the model can't generate text.
     """
 
     def __init__(
@@ -260,7 +266,7 @@ class Writer:
         whole = _without_adapter(model)
         if not getattr(whole, "can_generate", lambda: False)():
             raise RecipeError(
-                f"a {type(whole).__name__} writes no text: take a causal language model"
+                f"a {type(whole).__name__} can't generate text: use a causal language model"
             )
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -285,7 +291,9 @@ class Writer:
             }
 
     def continue_prompt(self, prompt: str) -> Written:
-        """Return the continuation of a prompt, which the model reads unchanged, as in training."""
+        """Return the continuation of a prompt. The model reads the prompt unchanged, as in
+        training.
+        """
         return self.write(self.prompt_ids(prompt))
 
     def answer(
@@ -294,15 +302,15 @@ class Writer:
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] | None = None,
     ) -> Written:
-        """Return the assistant's next turn, by the tokenizer's chat template (`chat_ids`)."""
+        """Return the assistant's next turn, using the tokenizer's chat template (`chat_ids`)."""
         return self.write(self.chat_ids(turns, tools, options))
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Return a prompt's tokens.
 
         Raises:
-            RecipeError: it is empty.
-            FedseedError: it leaves no room for an answer.
+            RecipeError: the prompt is empty.
+            FedseedError: the prompt leaves no room for an answer.
         """
         tokens = TextTokens(self.tokenizer)
         if self._encodes:
@@ -319,18 +327,18 @@ class Writer:
 
         Args:
             turns: the conversation so far; arguments of tool calls are objects.
-            tools: functions that the assistant may call, as OpenAI's interface describes them.
+            tools: functions that the assistant may call, in OpenAI's format.
             options: further variables of the chat template, such as {"enable_thinking": False}.
 
         Raises:
-            RecipeError: the tokenizer has no chat template, it takes no such turns, or it leaves
-                out a tool, a call or an option.
+            RecipeError: the tokenizer has no chat template, or the template rejects these turns or
+                ignores a tool, a call or an option.
             FedseedError: the conversation leaves no room for an answer.
         """
         if not getattr(self.tokenizer, "chat_template", None):
             raise RecipeError(
-                "--chat: the model's tokenizer has no chat template; without --chat a prompt is "
-                "used as it is"
+                "--chat: the model's tokenizer has no chat template; leave out --chat to use the "
+                "prompt as plain text"
             )
         if options:
             self._check_options(options, tools)
@@ -341,7 +349,7 @@ class Writer:
     def _render(
         self, turns: Turns, tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> str:
-        """Return a conversation as the chat template writes it."""
+        """Return a conversation as text, written by the chat template."""
         try:
             return str(
                 self.tokenizer.apply_chat_template(
@@ -353,9 +361,9 @@ class Writer:
                 )
             )
         except TemplateError as error:
-            raise RecipeError(f"the chat template does not take these turns: {error}") from error
+            raise RecipeError(f"the chat template rejects these turns: {error}") from error
         except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
-            # the template counts on something that these turns do not have
+            # the template needs something that these turns do not have
             raise RecipeError(
                 f"the chat template fails on these turns: {type(error).__name__}: {error}"
             ) from error
@@ -363,12 +371,12 @@ class Writer:
     def _check_functions(
         self, turns: Turns, tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> None:
-        """Raise RecipeError if the chat template leaves out a tool, or a call of one.
+        """Raise RecipeError if the chat template ignores a tool or a call of one.
 
-        A function's name may stand in the conversation by chance, so that the template is asked
-        with names that do not.
+        A function's name may also occur elsewhere in the conversation, so this test replaces the
+        names by unique ones.
         """
-        # kind and name of each function, by the name that replaces it
+        # kind and name of each function, by the unique name that replaces it
         names: dict[str, tuple[str, str]] = {}
 
         def renamed(kind: str, one: Mapping[str, Any]) -> dict[str, Any]:
@@ -389,13 +397,14 @@ class Writer:
         for probe, (kind, name) in names.items():
             if probe not in text:
                 raise RecipeError(
-                    f"the chat template writes no {kind}: the model would not see {name[:60]!r}"
+                    f"the chat template does not write {kind}, so the model would not see "
+                    f"{name[:60]!r}"
                 )
 
     def _check_options(
         self, options: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Check that the chat template reads each option, and that users may set it.
+        """Check that the chat template uses each option, and that users may set it.
 
         Raises:
             RecipeError: an option is unknown or reserved.
@@ -410,26 +419,29 @@ class Writer:
         for name in options:
             if name not in known_options:
                 raise RecipeError(
-                    f"the chat template has no option {name[:60]!r}: it reads "
+                    f"the chat template has no option {name[:60]!r}; its options are "
                     f"{', '.join(known_options) or 'none'}"
                 )
 
     def _check_prompt(self, ids: Sequence[int]) -> list[int]:
-        """Return a prompt's tokens. Raises an error if there are none, or too many."""
+        """Return a prompt's tokens. Raises RecipeError if there are none, and FedseedError if there
+        are too many.
+        """
         if not ids:
             raise RecipeError("the prompt is empty")
         self._room(ids)
         return list(ids)
 
     def _room(self, ids: Sequence[int]) -> int:
-        """Return the number of tokens that may be written after a prompt."""
+        """Return how many tokens may be written after a prompt."""
         room = self.max_tokens
         limit = None if self._encodes else longest_input(self.model)
         if limit is not None:
             room = min(room, limit - len(ids))
         if room < 1:
             raise FedseedError(
-                f"the prompt has {len(ids):,} tokens, the model has {limit:,} positions: shorten it"
+                f"the prompt has {len(ids):,} tokens, but the model has only {limit:,} "
+                "positions: shorten the prompt"
             )
         return room
 
@@ -444,13 +456,13 @@ class Writer:
 
         Args:
             ids: the prompt's tokens (`prompt_ids`, `chat_ids`).
-            on_text: is given the text piece by piece, each as soon as no later token can change
-                it; all pieces together are the returned text.
-            is_cancelled: is asked after each token; True ends the text there.
-            markers: special tokens that stay in the text, such as one that begins a tool call.
+            on_text: called with pieces of the text, each as soon as no later token can change it.
+                Joined, they are the returned text.
+            is_cancelled: called after each token; if it returns True, the text ends there.
+            markers: special tokens to keep in the text, such as one that begins a tool call.
 
         Raises:
-            NonFiniteError: the model's weights make no numbers to draw from.
+            NonFiniteError: the model's logits are not numbers.
         """
         room = self._room(ids)
         device, pad = next(self.model.parameters()).device, self.tokenizer.pad_token_id
@@ -474,7 +486,7 @@ class Writer:
                 room,
                 self._encodes,
                 scored=False,
-                tokenizer=self.tokenizer,  # for the stop strings that a base may have
+                tokenizer=self.tokenizer,  # needed if the base's settings have stop strings
                 **self._options,
                 stopping_criteria=[follower],
             )
@@ -482,12 +494,12 @@ class Writer:
         stop = _first_stop(text, self.stops)
         text = text[:stop]
         follower.finish(text)
-        # the room was not used up, so something else has ended the text
+        # there was room left, so something else ended the text
         has_ended = new[-1] in self._ends or len(new) < room
         return Written(text, len(ids), len(new), stop is not None or has_ended)
 
     def _marker_ids(self, markers: Sequence[str]) -> frozenset[int]:
-        """Return the special tokens among some texts."""
+        """Return the special tokens among these texts."""
         special = {
             str(token): number
             for number, token in self.tokenizer.added_tokens_decoder.items()
@@ -496,7 +508,7 @@ class Writer:
         return frozenset(special[text] for text in markers if text in special)
 
     def _decode(self, ids: Sequence[int], markers: frozenset[int]) -> str:
-        """Return tokens as text, without special ones but for `markers`."""
+        """Return tokens as text, without special tokens except `markers`."""
         if not markers.intersection(ids):
             return str(self.tokenizer.decode(ids, skip_special_tokens=True))
         dropped = {
@@ -509,15 +521,16 @@ class Writer:
 
 
 class _TextFollower:
-    """Follow what `generate` of transformers writes: a stopping criterion that hands out the text.
+    """A stopping criterion for transformers' `generate` that passes on the text while it is
+    written.
 
     Args:
-        decode: makes text of tokens.
+        decode: turns tokens into text.
         stops: texts that end the answer.
-        on_text: is given the text piece by piece; None: nobody listens.
-        is_cancelled: returns True to end the text.
-        start: the number of the first new token.
-        cleans_up: whether decoding takes blanks out of earlier text ("do n't").
+        on_text: called with pieces of the text; None: not called.
+        is_cancelled: if it returns True, the text ends.
+        start: index of the first new token.
+        cleans_up: whether decoding removes blanks from earlier text ("do n't").
     """
 
     def __init__(
@@ -535,7 +548,7 @@ class _TextFollower:
         self._is_cancelled = is_cancelled
         self._start = start
         self._cleans_up = cleans_up
-        self._sent = 0  # characters that were given out
+        self._sent = 0  # number of characters passed on
 
     def __call__(self, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         is_over = self._is_cancelled()
@@ -548,14 +561,14 @@ class _TextFollower:
         return torch.tensor([is_over], device=ids.device)
 
     def finish(self, text: str) -> None:
-        """Hand out the rest of a text."""
+        """Pass on the rest of a text."""
         if self._on_text is not None and len(text) > self._sent:
             self._on_text(text[self._sent :])
             self._sent = len(text)
 
     def _settled_length(self, text: str) -> int:
-        """Return the number of characters of a text that no later token can change or cut off."""
-        # the beginning of a character whose other bytes are still to come
+        """Return how many characters of a text no later token can change or cut off."""
+        # the text may end with the first bytes of a character whose other bytes follow
         end = len(text.rstrip("\ufffd"))
         if self._cleans_up:
             end = max(0, text.rfind(" ", 0, end))
@@ -574,9 +587,9 @@ def _first_stop(text: str, stops: Sequence[str]) -> int | None:
 
 
 def _refuse_nan(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Return logits as they are. Raises NonFiniteError if one is not a number."""
+    """Return the logits unchanged. Raises NonFiniteError if one of them is not finite."""
     if torch.isnan(scores).any():
         raise NonFiniteError(
-            "the model's logits are not numbers: its run has diverged; take an earlier round"
+            "the model's logits are not numbers, because its run has diverged; use an earlier round"
         )
     return scores

@@ -1,4 +1,4 @@
-"""The loss of a model that knows nothing: every word or class is equally likely to it."""
+"""The loss of a uniform guess: a model that gives every word or class the same probability."""
 
 from math import log
 from typing import Any
@@ -10,13 +10,13 @@ def guess_loss(objective: Objective, model: Any, item: Any) -> float | None:
     """Return the loss of a uniform guess.
 
     Args:
-        objective: makes losses of items.
-        model: the model that is tuned; it is not run.
+        objective: computes losses of items.
+        model: the tuned model; it is not run.
         item: a prepared example, or None.
 
     Returns:
-        The natural logarithm of the number of words, or of the item's options; None: it is not
-        known how many there are, as for a loss function of a user's own, or for rewards.
+        The natural logarithm of the number of words, or of the item's options. None if this number
+        is not known, as for a user's own loss function or for rewards.
     """
     if isinstance(objective, Scoring):
         count = _count_options(objective, model, item)

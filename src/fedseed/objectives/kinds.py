@@ -1,7 +1,7 @@
-"""Kinds of examples, each with the models that learn from it and an objective.
+"""Kinds of examples, each with an objective and the models that can learn from it.
 
-A task hands over examples of one kind; everything else follows from that. A new kind is an entry of
-`KINDS`.
+All examples of a task are of one kind, which determines everything else. To add a kind, add an
+entry to `KINDS`.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,10 +39,10 @@ class ExampleKind:
     """The models and the objective for examples of one type."""
 
     example: type
-    architecture: Architecture  # which models can
-    # makes the objective of (tokenizer or image processor, settings)
+    architecture: Architecture  # architecture of the models
+    # makes the objective from (tokenizer or image processor, settings)
     objective: Callable[..., Any]
-    # other architectures whose models can become such a model by a new head
+    # other architectures whose models can be used with a new head
     bases: tuple[Architecture, ...] = ()
 
 
@@ -58,7 +58,7 @@ def _pairs(language_type: type[TextObjective]) -> Callable[..., Objective]:
     )
 
 
-# the first kind of an example type is its default
+# the first kind listed for an example type is its default
 KINDS: tuple[ExampleKind, ...] = (
     ExampleKind(Example, "causal", _texts(CausalLM)),
     ExampleKind(Example, "seq2seq", _texts(Seq2SeqLM)),
@@ -81,13 +81,13 @@ def short_answers(
     room: int | None,
     settings: EvaluationSettings,
 ) -> list[str]:
-    """Return a line about the prompts that leave a model too few positions for an answer.
+    """Return a note about prompts that leave a model too few positions for an answer.
 
     Args:
-        objective: makes the items.
+        objective: the objective of the items.
         sets: the evaluation sets, by prefix of the metric's name.
         room: the model's positions; None: not known.
-        settings: of the evaluation; say how long answers are.
+        settings: of the evaluation, with the length of answers.
     """
     language = language_of(objective)
     if not isinstance(language, CausalLM) or room is None or not settings.rouge:
@@ -98,7 +98,10 @@ def short_answers(
             short += items[-1].response_start + settings.max_new_tokens > room
     limit = f"evaluation.max_new_tokens = {settings.max_new_tokens:,}"
     if short:
-        return [f"{short:,} answers get fewer than {limit} (the model has {room:,} positions)"]
+        return [
+            f"{short:,} answers are shorter than {limit}, because the model has only {room:,} "
+            "positions"
+        ]
     return []
 
 
@@ -108,19 +111,19 @@ def kind_of(
     requested: Architecture | None = None,
     prefix: str = "",
 ) -> tuple[ExampleKind, tuple[str, ...]]:
-    """Return the kind of a task's examples, and the classes that a model needs outputs for (none:
-    no classifier).
+    """Return the kind of a task's examples, and the classes that a model needs outputs for (empty:
+    it is not a classifier).
 
     Args:
-        data: the task's.
-        base: the architecture that the base names; None: not known.
-        requested: the architecture to use in place of the one that the base names.
-        prefix: a text before every prompt, of encoder-decoders.
+        data: the task's data.
+        base: the architecture named in the base's configuration; None: not known.
+        requested: the architecture to use instead of the base's.
+        prefix: text before every prompt, for encoder-decoders.
 
     Raises:
-        ValueError: there is no example, or of no known kind, or no model of the architecture that
-            is wanted learns from such examples; or they have no classes in common, or the models
-            are no encoder-decoders.
+        ValueError: there is no example, or its type is unknown; models of the requested
+            architecture can't learn from such examples; the examples have no common classes; or
+            there is a prefix but the models are not encoder-decoders.
     """
     examples = list(chain.from_iterable(client.examples for client in data.clients))
     fitting = [kind for kind in KINDS if examples and isinstance(examples[0], kind.example)]
@@ -128,16 +131,19 @@ def kind_of(
         raise ValueError(
             f"examples of type {type(examples[0]).__name__}"
             if examples
-            else "the clients have no example"
+            else "the clients have no examples"
         )
     exact = [kind for kind in fitting if kind.architecture == (requested or base)]
     if requested is not None and not exact:
         known_kinds = ", ".join(f'"{kind.architecture}"' for kind in fitting)
-        raise ValueError(f'model.architecture = "{requested}": its examples are for {known_kinds}')
+        raise ValueError(
+            f'model.architecture = "{requested}": the task\'s examples are for {known_kinds}'
+        )
     kind = (exact or [kind for kind in fitting if base in kind.bases] or fitting)[0]
     if prefix and kind.architecture != "seq2seq":
         raise ValueError(
-            f'model.prefix = "{prefix}": it is for encoder-decoders, such as T5; leave it out'
+            f'model.prefix = "{prefix}": a prefix is for encoder-decoders, such as T5; remove '
+            "this key"
         )
     if prefix:
         kind = replace(kind, objective=partial(kind.objective, prefix=prefix))
@@ -147,11 +153,11 @@ def kind_of(
 
 
 def classes_of(kind: ExampleKind, data: TaskData) -> tuple[str, ...]:
-    """Return the classes of a task's examples, in the order of their numbers; for scores, the name
-    of the one output.
+    """Return the classes of a task's examples, in the order of their numbers. For scores, it is the
+    name of the only output.
 
     Raises:
-        ValueError: each text has options of its own.
+        ValueError: each example has its own options.
     """
     if kind.architecture != "classification":
         return data.classes
@@ -163,21 +169,21 @@ def classes_of(kind: ExampleKind, data: TaskData) -> tuple[str, ...]:
     ]
     if any(listed_options != options[0] for listed_options in options):
         raise ValueError(
-            "each example has options of its own, which are no classes: it needs a language model"
+            "each example has its own options, which can't be classes: use a language model"
         )
     return tuple(option.strip() for option in options[0])
 
 
 def rewarded(kind: ExampleKind, settings: RewardSettings) -> ExampleKind:
-    """Return the kind with rewards in place of losses.
+    """Return the kind with a reward in place of the loss.
 
     Raises:
-        ValueError: nothing is generated from its examples.
-        RecipeError: the reward function can't be had.
+        ValueError: no answers are generated from its examples.
+        RecipeError: the reward function can't be loaded.
     """
     if kind.example is not Example:
         raise ValueError(
-            f"reward: no answers are generated from a {kind.example.__name__}; leave the table out"
+            f"reward: no answers are generated from a {kind.example.__name__}; remove this table"
         )
     judge = Judge(settings.load(), settings.name or str(settings.function), settings.seconds)
     max_new_tokens = settings.max_new_tokens

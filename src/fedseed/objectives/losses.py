@@ -1,4 +1,4 @@
-"""Objectives: from examples to a loss."""
+"""Objectives: turn examples into items and compute their losses."""
 
 import json
 from abc import ABC, abstractmethod
@@ -30,31 +30,31 @@ from fedseed.tasks.data import Chat, ChatStyle, Choice, Example
 
 
 class Objective(ABC):
-    """The interface of objectives for training and evaluation, with its common parts."""
+    """The interface of objectives for training and evaluation, with what they have in common."""
 
-    # how many tokens the model has an embedding for; None: not known, or none at all
+    # how many tokens the model has embeddings for; None: not known, or the model has no embeddings
     rows: int | None = None
-    # whether a model that trains has dropout, where it has some
+    # whether dropout is on in training, if the model has dropout
     with_dropout: ClassVar[bool] = True
 
     @abstractmethod
     def items(self, example: Any) -> list[Any]:
-        """Return the items made from an example: mostly one, or none if it is unusable.
+        """Return the items of an example: usually one, or none if the example is unusable.
 
         Raises:
-            ValueError: the tokenizer has no tokens for it.
+            ValueError: the tokenizer has no tokens for the example.
         """
 
     def items_of_each(self, examples: Sequence[Any]) -> list[list[Any]]:
-        """Return the items made from each example; an unusable example gets no items."""
+        """Return the items of each example; an unusable example has none."""
         return [self.items(example) for example in examples]
 
     def prepare(self, examples: Sequence[Any]) -> list[Any]:
-        """Turn examples into items; those that can't be used are left out."""
+        """Return the items of all usable examples."""
         return list(chain.from_iterable(self.items_of_each(examples)))
 
     def weight(self, item: Any) -> int:
-        """Return the number of terms that the item's loss sums (response tokens, or 1)."""
+        """Return the number of terms in the item's loss: response tokens, or 1."""
         return 1
 
     @abstractmethod
@@ -65,21 +65,21 @@ class Objective(ABC):
 
 
 class TextObjective(Objective):
-    """An objective on texts.
+    """The base of objectives on texts.
 
     Args:
         tokenizer: a `transformers` tokenizer.
-        max_length: tokens that an item may have; examples with more are dropped, unless the
-            objective cuts them.
-        truncate: how they are cut (`fedseed.objectives.tokens.fit_to_limit`), where the objective
+        max_length: the most tokens of an item; longer examples are dropped, unless the objective
             cuts them.
-        prefix: stands before every prompt, such as T5's "summarize: "; for encoder-decoders.
+        truncate: how longer examples are cut (`fedseed.objectives.tokens.fit_to_limit`), if the
+            objective cuts them.
+        prefix: text before every prompt, such as T5's "summarize: "; for encoder-decoders.
 
     Raises:
         ValueError: the tokenizer lacks a special token.
     """
 
-    # it pads, where no other token does
+    # the required token; it is also used for padding if the tokenizer has no padding token
     needed: ClassVar[tuple[str, str]] = ("eos_token", "end-of-sequence token")
     # whether the prediction for a token may depend on later tokens
     reads_both_sides: ClassVar[bool] = False
@@ -97,7 +97,7 @@ class TextObjective(Objective):
         if needed is None:
             raise ValueError(f"its tokenizer has no {self.needed[1]} ({self.needed[0]})")
         self.pad = needed if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        # values that are computed once: a chat template, words' tokens
+        # values that are computed only once, such as a chat template and the tokens of words
         self._cache: dict[Any, Any] = {}
 
     @property
@@ -106,17 +106,17 @@ class TextObjective(Objective):
         return self.text_tokens.start
 
     def ids_of(self, text: str) -> list[int]:
-        """Return a text's tokens, without special ones."""
+        """Return a text's tokens, without special tokens."""
         return self.text_tokens.ids(text)
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """Return the tokens before the response."""
+        """Return the tokens of a prompt, with those at the beginning of every text."""
         return self.text_tokens.from_start(self.ids_of(prompt))
 
     def references_of(self, example: Example) -> tuple[str, ...]:
-        """Return the right answers to an example, as a model's answer is decoded.
+        """Return the right answers to an example, in the form of decoded answers of a model.
 
-        A special token that ends them is no part of the answer.
+        A special token at their end is removed.
         """
         references = example.answers or (example.response,)
         return tuple(map(self._without_ender, references))
@@ -129,7 +129,7 @@ class TextObjective(Objective):
         return text
 
     def probe_ids(self, text: str) -> list[int]:
-        """Return a text's tokens as the model is given them, to ask it about itself."""
+        """Return a text's tokens as model input, for tests of the model."""
         return self.prompt_ids(text)
 
     def ends_of(self, example: Example) -> tuple[int, ...]:
@@ -145,18 +145,18 @@ class TextObjective(Objective):
         segments: Sequence[Sequence[int]] | None = None,
         **options: Any,
     ) -> torch.Tensor:
-        """Return a model's logits of rows of tokens, filled up on the right.
+        """Return a model's logits for rows of tokens, padded on the right.
 
         Args:
             model: the model.
             rows: tokens.
-            segments: for each token, the text that holds it (0 or 1), for models that are told
-                (`token_type_ids`); None: they are not told.
+            segments: for each token, the number of its text (0 or 1), passed to the model as
+                `token_type_ids`; None: not passed.
             options: options of the forward pass.
 
         Returns:
-            Of each token: shape (rows, longest row, vocabulary); of a model with a classification
-                head (rows, classes).
+            The logits of each token, shape (rows, longest row, vocabulary); for a model with a
+            classification head, shape (rows, classes).
         """
         device = next(model.parameters()).device
 
@@ -175,8 +175,9 @@ class TextObjective(Objective):
                 return logits
             width = ids.shape[1]
             if adapters.has_virtual_tokens(model):
-                return logits[:, -width:]  # they stand before a row
-            # Perceiver has logits for all of its positions, the row's first
+                # virtual tokens come before a row, and their logits are dropped
+                return logits[:, -width:]
+            # Perceiver returns logits for all its positions; the row's tokens come first
             return logits[:, :width]
 
         numbers = range(len(rows))
@@ -189,18 +190,18 @@ def by_length(
     compute: Callable[[Sequence[Any]], torch.Tensor],
     length: Callable[[Any], Any] = len,
 ) -> torch.Tensor:
-    """Return a model's outputs for rows: for all together, or for those of one length at a time
-    where padding would change them (`fedseed.models.traits`).
+    """Return a model's outputs for rows. All rows go through the model together, unless padding
+    would change its outputs (`fedseed.models.traits`); then rows of equal length do.
 
     Args:
         model: the model.
-        rows: what goes through it.
-        compute: returns logits of some rows, shape (rows, longest row, vocabulary) or (rows,
-            classes).
-        length: of a row; rows of equal length need no padding.
+        rows: the model's input, row by row.
+        compute: returns the logits for the rows with these numbers, shape (rows, longest row,
+            vocabulary) or (rows, classes).
+        length: returns the length of a row; rows of equal length need no padding.
 
     Returns:
-        The logits in the rows' order, with zeros where a row has no token.
+        The logits in the rows' order, with zeros at padding.
     """
     lengths = [length(row) for row in rows]
     if len(set(lengths)) < 2 or not traits_of(model).equal_lengths:
@@ -220,17 +221,19 @@ def by_length(
 
 
 class Scoring(Objective):
-    """The common part of objectives that score an item's options, words or classes.
+    """The base of objectives that score an item's options, words or classes.
 
-    The right one is number `item.gold`.
+    The right option has the number `item.gold`.
 
-    The loss is the cross-entropy of the scores, the prediction the highest.
+    The loss is the cross-entropy of the scores. The prediction is the option with the highest
+    score.
     """
 
-    # sequences (options, texts, pictures) that are evaluated at a time
+    # sequences (options, texts, pictures) in an evaluation batch
     batch: ClassVar[int] = 32
-    are_classes: ClassVar[bool] = False  # whether the options are the same for all
-    # the classifier's output that stands for each class, the others after them; None: in order
+    are_classes: ClassVar[bool] = False  # whether all items have the same options
+    # the classifier's outputs in the order of the classes, then its other outputs; None: outputs
+    # are in this order already
     outputs: tuple[int, ...] | None = None
 
     @abstractmethod
@@ -238,17 +241,19 @@ class Scoring(Objective):
         """Return the scores of every item's options.
 
         Args:
-            model: what scores them.
+            model: the model that scores them.
             items: prepared examples.
-            at_once: sequences in a batch, where an item has several; None: all in one.
+            at_once: sequences in a batch, if items have several; None: all in one batch.
 
         Returns:
-            float32, shape (items, most options), differentiable; -inf where an item has fewer
-            options.
+            Scores in float32, shape (items, most options), differentiable; -inf for the missing
+            options of items with fewer.
         """
 
     def losses_of(self, scores: torch.Tensor, items: Sequence[Any]) -> torch.Tensor:
-        """Return each item's loss from its scores, summed over its terms, shape (items,)."""
+        """Return each item's loss, computed from its scores and summed over its terms, shape
+        (items,).
+        """
         gold = to_device([item.gold for item in items], scores.device)
         return cross_entropy(scores, gold, reduction="none")
 
@@ -258,15 +263,15 @@ class Scoring(Objective):
 
 
 def losses_of_rows(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the sum of -log p over each row's labels, added in their order: the same bits each
-    time, on a GPU too.
+    """Return the sum of -log p over each row's labels. The terms are added in order, so the bits
+    are the same each time, also on a GPU.
 
-    (`index_add` adds there by atomic operations, in an order that differs from run to run.)
+    (On a GPU `index_add` uses atomic operations, whose order differs from run to run.)
 
     Args:
         logits: shape (rows, columns, vocabulary).
-        labels: shape (rows, columns); where it is IGNORE there is no loss, and no softmax. On the
-            CPU, so that nobody waits for a GPU to find out where that is.
+        labels: shape (rows, columns), on the CPU, so that finding the positions does not wait for a
+            GPU. Positions with IGNORE have no loss, and no softmax is computed for them.
     """
     has_label, device = labels != IGNORE, logits.device
     positions = to_device(has_label.reshape(-1).nonzero()[:, 0], device)
@@ -280,23 +285,25 @@ def losses_of_rows(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 class CausalLM(TextObjective):
-    """Next-token loss on the response only (and on the end-of-sequence token after it).
+    """Next-token loss on the response only, including the end-of-sequence token after it.
 
-    The sequence is what the tokenizer puts before any text (BOS or nothing,
-    `fedseed.objectives.tokens.start_tokens`), prompt, response, EOS (or the example's own `stop`):
-    each special token once, also where a template has written it already. No token reaches across
-    the boundary of prompt and response, and the response begins with the tokens that it has after
-    the prompt in plain transformers (`fedseed.objectives.tokens.TextTokens`). Without a prompt all
-    of the text is learnt. A chat is what its tokenizer's template writes
-    (`fedseed.objectives.chats`), with loss on the assistant's messages. Longer examples are cut as
-    `truncate` says. `TextObjective` has the arguments and errors.
+    The sequence is: the tokens before any text (BOS or nothing,
+    `fedseed.objectives.tokens.start_tokens`), prompt, response, EOS or the example's own `stop`. A
+    special token that a template has already written is not added again. No token crosses the
+    boundary between prompt and response. The response begins with the tokens that it has after the
+    prompt in plain transformers (`fedseed.objectives.tokens.TextTokens`). Without a prompt, all
+    tokens count for the loss. A chat is written by its tokenizer's template
+    (`fedseed.objectives.chats`), with loss on the assistant's messages. `truncate` decides how
+    longer examples are cut. The arguments and errors are those of `TextObjective`.
     """
 
     def items_of_each(self, examples: Sequence[Example]) -> list[list[Tokens]]:
-        """Tokenises. A chat may become an item for each answer, a long text several.
+        """Tokenise examples. A chat may become one item for each answer, and a long text may become
+        several items.
 
         Raises:
-            RecipeError: a chat template refuses a chat, or the tokenizer can't be used with one.
+            RecipeError: the chat template rejects a chat, or the tokenizer can't be used with a
+                chat template.
         """
         items, refused = [], []
         for example in examples:
@@ -314,7 +321,7 @@ class CausalLM(TextObjective):
     def items(self, example: Example) -> list[Tokens]:
         whole = self._encoded(example)
         ids = whole[0].ids
-        # a chat begins as its template wants it
+        # a chat already has the beginning that its template writes
         begins = int(ids[:1] == (self.tokenizer.bos_token_id,))
         if ids[: len(self.start)] == self.start:
             begins = max(begins, len(self.start))
@@ -322,9 +329,9 @@ class CausalLM(TextObjective):
         return [tokens for tokens in chain.from_iterable(cut) if tokens.terms]
 
     def _encoded(self, example: Example) -> list[Tokens]:
-        """Return an example's tokens, however many.
+        """Return an example's tokens, without a limit on their number.
 
-        Of a chat in its plain form, those of each answer with loss.
+        For a chat in plain text, return one sequence for each answer with loss.
         """
         if not isinstance(example, Chat):
             return [self._pair(example.prompt, example.response, example.stop)]
@@ -358,11 +365,11 @@ class CausalLM(TextObjective):
         begin = len(ids) - len(response_ids)
         if ender or was_begun:
             remarks += ("rendered",)
-        # nothing says what a first token should be
+        # without a prompt or BOS the first token can't be predicted
         return Tokens(tuple(ids), max(1, begin), remarks=remarks)
 
     def _template_of(self, style: ChatStyle) -> ChatTemplate | None:
-        """Return the template that writes chats of a style; None if they are written plainly."""
+        """Return the template for chats of this style; None if they are written as plain text."""
         if style.writing == "plain" or (
             style.writing == "auto" and not self.tokenizer.chat_template
         ):
@@ -370,7 +377,7 @@ class CausalLM(TextObjective):
         if style.writing == "own" and not self.tokenizer.chat_template:
             raise RecipeError(
                 'task.chat_template = "own": the base\'s tokenizer has no chat template; give a '
-                "file with one"
+                "file with a template"
             )
         arguments = style.template_arguments
         key = style.template, json.dumps(arguments, sort_keys=True, default=str)
@@ -403,7 +410,7 @@ class CausalLM(TextObjective):
 
 @dataclass(frozen=True)
 class Options:
-    """A tokenised choice: the prompt with each option after it, and what `Choice` says of them."""
+    """A tokenised choice: the prompt followed by each option, and the other fields of `Choice`."""
 
     sequences: tuple[Tokens, ...]
     gold: int
@@ -412,20 +419,21 @@ class Options:
 
 
 class Choices(Scoring, TextObjective):
-    """Choice of the option that follows a prompt (MeZO's classification and multiple choice).
+    """Chooses the option that follows a prompt (MeZO's classification and multiple choice).
 
-    An option's score is its mean token log-probability after the prompt; the loss is the
-    cross-entropy of the scores, the prediction the highest. Nothing stands after an option, no EOS
-    either. With `teacher_forcing` the prediction is the same, but the loss is that of the right
-    option's tokens.
+    An option's score is its mean token log-probability after the prompt. The loss is the
+    cross-entropy of the scores, and the prediction is the option with the highest score. Nothing
+    follows an option, not even EOS. With `teacher_forcing` the prediction is the same, but the loss
+    is that of the right option's tokens.
 
-    `TextObjective` has the arguments and errors. With `truncate` "left" longer prompts are cut at
-    their beginning; else such examples are dropped, as are those whose options alone are too long.
+    The arguments and errors are those of `TextObjective`. With `truncate` "left", longer prompts
+    are cut at their beginning. With other values such examples are dropped. Examples whose options
+    alone are too long are always dropped.
     """
 
     @cached_property
     def language(self) -> TextObjective:
-        """Return the objective that says how likely sequences are."""
+        """Return the objective that computes the likelihood of sequences."""
         return CausalLM(self.tokenizer, self.max_length)
 
     def items(self, example: Choice) -> list[Options]:
@@ -434,12 +442,12 @@ class Choices(Scoring, TextObjective):
             [self.text_tokens.ids_after(example.prompt, option) for option in example.options],
         )
         if not all(options):
-            raise ValueError(f"option {example.options[options.index([])]!r} has no token")
+            raise ValueError(f"option {example.options[options.index([])]!r} has no tokens")
         excess = max(0, len(prompt) + max(map(len, options)) - self.max_length)
         fixed = len(self.start)
         if excess and (self.truncate != "left" or len(prompt) - excess <= fixed):
             return []
-        prompt = prompt[:fixed] + prompt[fixed + excess :]  # the same for all options
+        prompt = prompt[:fixed] + prompt[fixed + excess :]  # the same cut for all options
         sequences = tuple(Tokens((*prompt, *ids), len(prompt), cut=excess) for ids in options)
         return [Options(sequences, example.gold, example.right, example.teacher_forcing)]
 
@@ -473,13 +481,13 @@ class Choices(Scoring, TextObjective):
         return torch.where(forced, -scores.gather(1, gold[:, None])[:, 0] * weights, losses)
 
     def losses(self, model: Any, items: Sequence[Options]) -> torch.Tensor:
-        if all(item.teacher_forcing for item in items):  # the other options are not needed
+        if all(item.teacher_forcing for item in items):  # only the right options are needed
             return self.language.losses(model, [item.sequences[item.gold] for item in items])
         return super().losses(model, items)
 
 
 class Supervised(Objective):
-    """(input, target) pairs of tensors for any torch module.
+    """Loss on (input, target) pairs of tensors, for any torch module.
 
     Args:
         loss: takes (model output, stacked targets) and returns one loss for each pair, shape
@@ -499,18 +507,18 @@ class Supervised(Objective):
     ) -> torch.Tensor:
         """Return the pairs' losses.
 
-        Raises RecipeError if the loss function does not return one for each.
+        Raises RecipeError if the loss function does not return one loss for each pair.
         """
         device = next(model.parameters()).device
         inputs, targets = (
             to_device(torch.stack(side), device) for side in zip(*items, strict=True)
         )
         losses = self.loss(model(inputs), targets)
-        # a mean would be taken for a sum, and train with a rate of its own
+        # a mean would be used as if it were a sum, which changes the effective learning rate
         if losses.shape != (len(items),):
             raise RecipeError(
                 f"Supervised: the loss of {len(items)} pairs has shape {tuple(losses.shape)}, not "
-                f"({len(items)},): "
-                'give one for each pair, such as CrossEntropyLoss(reduction="none")'
+                f"({len(items)},): return one loss for each pair, such as with "
+                'CrossEntropyLoss(reduction="none")'
             )
         return losses

@@ -1,5 +1,5 @@
-"""Words of one token each: one pass over a text scores them all, at its blank or after its last
-token.
+"""Objectives on words that are single tokens: one pass over a text scores them all, at its blank or
+after its last token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,9 @@ from fedseed.tasks.data import MASK
 
 @dataclass(frozen=True)
 class Blank:
-    """A tokenised cloze: all ids, where the mask is, the words' ids, and which one is right."""
+    """A tokenised cloze: all ids, the mask's position, the words' ids, and the number of the right
+    word.
+    """
 
     ids: tuple[int, ...]
     mask: int
@@ -24,28 +26,29 @@ class Blank:
 
 
 class Prompted(Blank):
-    """A tokenised prompt, and the words that may follow it.
+    """A tokenised prompt and the words that may follow it.
 
-    The blank is after the last of `ids`, which is `mask`.
+    The blank is after the last token; `mask` is that token's position.
     """
 
 
 class MaskedLM(Scoring, TextObjective):
-    """Choice of the word that fills a blank (prompt-based tuning of masked language models).
+    """Chooses the word that fills a blank (prompt-based tuning of masked language models).
 
     Gao, Fisch, Chen, "Making Pre-trained Language Models Better Few-shot Learners", 2021, Section
-    4: the words' logits at the mask are the scores, the loss is their cross-entropy, the prediction
-    the highest. `TextObjective` has the arguments and errors.
+    4: the scores are the words' logits at the mask. The loss is their cross-entropy, and the
+    prediction is the word with the highest score. The arguments and errors are those of
+    `TextObjective`.
     """
 
     needed = ("mask_token", "mask token")
     reads_both_sides = True
-    options: ClassVar[Mapping[str, Any]] = {}  # of a forward pass
+    options: ClassVar[Mapping[str, Any]] = {}  # options of the forward pass
 
     def _word_ids(self, words: tuple[str, ...]) -> tuple[int, ...]:
         """Return the words' tokens.
 
-        Raises ValueError if a word is not one token, or two are the same token.
+        Raises ValueError if a word is not a single token, or if two words are the same token.
         """
         if words in self._cache:
             known_ids: tuple[int, ...] = self._cache[words]
@@ -67,7 +70,7 @@ class MaskedLM(Scoring, TextObjective):
         return tuple(ids)
 
     def _word_tokens(self, word: str) -> list[int]:
-        """Return a word's tokens where it stands."""
+        """Return a word's tokens at its place in the text."""
         return self.ids_of(word)
 
     def items(self, example: Any) -> list[Blank]:
@@ -94,11 +97,11 @@ class MaskedLM(Scoring, TextObjective):
 
 
 class NextWords(MaskedLM):
-    """Choice of the word that follows a prompt: `Choices` for options of one token.
+    """Chooses the word that follows a prompt: `Choices` for options that are single tokens.
 
-    The blank is after the prompt, so the logits are those of the prompt's last token. They differ
-    from log-probabilities by a term that all options share, which changes neither the loss nor the
-    prediction. `TextObjective` has the arguments and errors.
+    The blank is after the prompt, so the scores are the logits at the prompt's last token. They
+    differ from log-probabilities by a term common to all options, which does not change the loss or
+    the prediction. The arguments and errors are those of `TextObjective`.
     """
 
     needed = TextObjective.needed

@@ -1,13 +1,13 @@
-"""Direct preference optimisation: the model learns to prefer the answers that a person preferred.
+"""Direct preference optimisation (DPO): the model learns to prefer the chosen answers.
 
 Rafailov, Sharma, Mitchell, Ermon, Manning, Finn: "Direct Preference Optimization: Your Language
 Model is Secretly a Reward Model", NeurIPS 2023, equation 7:
 
     loss = -log sigmoid(beta ((log p(c) - log p_base(c)) - (log p(r) - log p_base(r))))
 
-c is the chosen answer and r the rejected one, each after their prompt. beta (log p - log p_base) is
-an answer's implicit reward. The base's part in a pair's loss is one number, which is computed
-before anything trains (`Preferences.with_reference`): there is no second model.
+c is the chosen answer and r the rejected one, each after the prompt. beta (log p - log p_base) is
+an answer's implicit reward. The base contributes one number to a pair's loss. It is computed before
+training (`Preferences.with_reference`), so no second model is needed.
 """
 
 import sys
@@ -27,52 +27,52 @@ from fedseed.tasks.data import BETA, Chat, Preference
 
 @dataclass(frozen=True)
 class Pair:
-    """A tokenised preference.
+    """A tokenised pair of answers.
 
-    An answer has several sequences where a chat template writes earlier messages anew.
+    An answer has several sequences if the chat template rewrites earlier messages.
     """
 
-    # those of the chosen answer, then those of the rejected one
+    # the sequences of the chosen answer, then those of the rejected one
     sequences: tuple[Tokens, ...]
-    chosen_count: int  # how many are the chosen answer's
+    chosen_count: int  # number of sequences of the chosen answer
     # log p_base(c) - log p_base(r); None: not computed yet
     reference: float | None = None
 
     @property
     def cut(self) -> int:
-        """Return the number of tokens that were cut away."""
+        """Return the number of tokens that were cut off."""
         return sum(sequence.cut for sequence in self.sequences)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Return the other changes made to the pair (`fedseed.objectives.prepared.REMARKS`)."""
+        """Return the other changes to the pair (`fedseed.objectives.prepared.REMARKS`)."""
         return tuple(chain.from_iterable(sequence.remarks for sequence in self.sequences))
 
 
 class Preferences(Objective):
-    """DPO's loss of pairs of answers.
+    """DPO's loss on pairs of answers.
 
     Args:
-        language: tokenises answers and says how likely they are: `CausalLM` or `Seq2SeqLM`.
-        beta: how strongly the model is held to its base.
+        language: tokenises answers and computes their likelihood: `CausalLM` or `Seq2SeqLM`.
+        beta: DPO's beta: how strongly the loss keeps the model near its base.
     """
 
-    batch = 16  # pairs that are evaluated at a time
-    # the base's log-probabilities are without dropout, so the model's are, too
+    batch = 16  # pairs in an evaluation batch
+    # no dropout, because the base's log-probabilities are computed without it
     with_dropout = False
 
     def __init__(self, language: TextObjective, beta: float = BETA) -> None:
         self.language = language
         self.tokenizer = language.tokenizer
         self.beta = beta
-        # without a limit, to find the number of sequences that an answer should have
+        # without a limit, to find how many sequences a complete answer has
         self._whole = type(language)(language.tokenizer, sys.maxsize, prefix=language.prefix)
 
     def items_of_each(self, examples: Sequence[Preference]) -> list[list[Pair]]:
         """Tokenise pairs.
 
         Raises:
-            RecipeError: a chat template refuses a chat.
+            RecipeError: the chat template rejects a chat.
         """
         chosen_answers = self._sides([example.chosen for example in examples])
         rejected_answers = self._sides([example.rejected for example in examples])
@@ -86,7 +86,7 @@ class Preferences(Objective):
         return self.items_of_each([example])[0]
 
     def _sides(self, answers: Sequence[Any]) -> list[list[Tokens]]:
-        """Return the sequences of some answers; none of one that does not fit as a whole."""
+        """Return the sequences of each answer; empty for an answer that does not fit completely."""
         sequences = self.language.items_of_each(answers)
         for number, answer in enumerate(answers):
             if isinstance(answer, Chat) and len(self._whole.items(answer)) != len(
@@ -110,7 +110,7 @@ class Preferences(Objective):
 
     @torch.no_grad()
     def with_reference(self, model: Any, items: Sequence[Pair]) -> list[Pair]:
-        """Return the pairs with the base's log-probabilities; `model` is the base."""
+        """Return the pairs with the base's log-probabilities. `model` is the base."""
         model.eval()
         references: list[float] = []
         for begin in range(0, len(items), self.batch):
@@ -120,19 +120,20 @@ class Preferences(Objective):
         ]
 
     def margins(self, model: Any, items: Sequence[Pair]) -> torch.Tensor:
-        """Return by how much the chosen answer's implicit reward is above the rejected one's.
+        """Return the margin of each pair: the chosen answer's implicit reward minus the rejected
+        one's.
 
         Returns:
             float32, shape (items,), differentiable.
 
         Raises:
-            RecipeError: a pair has no reference (`with_reference`).
+            RecipeError: a pair has no reference values (`with_reference`).
         """
         references = [item.reference for item in items if item.reference is not None]
         if len(references) < len(items):
             raise RecipeError(
-                "Preferences: a pair has no log-probabilities of the base: call with_reference "
-                "with the base before training"
+                "Preferences: a pair lacks the base's log-probabilities: call with_reference with "
+                "the base before training"
             )
         differences = self.differences(model, items)
         return self.beta * (differences - to_device(references, differences.device))

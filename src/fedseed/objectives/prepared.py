@@ -1,4 +1,6 @@
-"""Prepare examples once a run, describe them to the user, and cut them into micro-batches."""
+"""Prepares examples once in a run, describes them to the user, and divides them into
+micro-batches.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,33 +12,33 @@ from fedseed.objectives.losses import Objective, Options
 from fedseed.objectives.preferences import Pair
 from fedseed.text import listed
 
-SHOWN = 6  # clients that are named
+SHOWN = 6  # how many clients a note names
 REMARKS = {
-    "plain": 'are written plainly ("User: ...", "Assistant: ..."): the base\'s tokenizer has no '
-    "chat template",
-    "apart": "are one for each answer of a chat: the chat template rewrites earlier answers",
-    "system": "have their system message in the first user's: the chat template has no place "
-    "for it",
-    "tools": "have tools that the chat template leaves out",
-    "undescribed": "call functions that nothing beside the messages describes (tools, functions or "
-    "tool_defs)",
-    "others": "have messages of others than the assistant that are marked to be learnt: only the "
-    "assistant's are",
+    "plain": 'are written as plain text ("User: ...", "Assistant: ..."), because the base\'s '
+    "tokenizer has no chat template",
+    "apart": "have one answer of a chat each, because the chat template rewrites earlier answers",
+    "system": (
+        "have their system message moved into the first user message, because the chat template "
+        "has no place for it"
+    ),
+    "tools": "have tools that the chat template does not write",
+    "undescribed": "call functions without a description (in tools, functions or tool_defs)",
+    "others": "mark messages of other roles as to be learnt, but only the assistant's are learnt",
     "arguments": "have template arguments (chat_template_kwargs) that the chat template does not "
     "use",
-    "rendered": "begin or end with special tokens already, which are not put there once more",
+    "rendered": "already begin or end with special tokens, which are not added again",
     "split": "are pieces of longer texts",
 }
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Examples, ready to be learnt or measured."""
+    """Examples, prepared for training or evaluation."""
 
-    name: str  # whose they are
-    examples: list[Any]  # those that can be used
-    items_of_each: list[list[Any]]  # what each of them became, one item mostly
-    dropped: int  # how many can't be used
+    name: str  # name of the set or the client
+    examples: list[Any]  # the usable examples
+    items_of_each: list[list[Any]]  # the items of each example, usually one
+    dropped: int  # number of unusable examples
 
     @property
     def items(self) -> list[Any]:
@@ -54,10 +56,11 @@ def _has_cut(items: Sequence[Any]) -> bool:
 
 
 def prepare(objective: Objective, name: str, examples: Sequence[Any]) -> Prepared:
-    """Prepare examples. The objective decides which can be used; `name`: of the set or the client.
+    """Prepare examples. The objective decides which are usable. `name`: the set's or the client's
+    name.
 
     Raises:
-        RecipeError: an example has a token that the model has no embedding for.
+        RecipeError: an example has a token without an embedding in the model.
     """
     items_of_each = objective.items_of_each(examples)
     if objective.rows is not None:
@@ -71,7 +74,7 @@ def prepare(objective: Objective, name: str, examples: Sequence[Any]) -> Prepare
 
 
 def _check_rows(objective: Any, item: Any, name: str, example: Any) -> None:
-    """Raise RecipeError if a token of an item is beyond the model's embedding."""
+    """Raise RecipeError if the model has no embedding for a token of an item."""
     tokens: list[int] = []
     for sequence in getattr(item, "sequences", (item,)):
         tokens += (*getattr(sequence, "ids", ()), *getattr(sequence, "words", ()))
@@ -82,19 +85,19 @@ def _check_rows(objective: Any, item: Any, name: str, example: Any) -> None:
     source = getattr(example, "where", "")
     place = f"{name} ({source})" if source else name
     raise RecipeError(
-        f"model.base: an example of {place} has the token {text!r} (number {highest:,}), the model "
-        f"embeddings for {objective.rows:,} tokens: tokens were added to its tokenizer alone. Load "
-        "both in transformers, call model.resize_token_embeddings(len(tokenizer)), and save both "
-        "into one folder"
+        f"model.base: an example of {place} has the token {text!r} (number {highest:,}), but the "
+        f"model has embeddings for only {objective.rows:,} tokens: tokens were added to the "
+        "tokenizer and not to the model. Load both in transformers, call "
+        "model.resize_token_embeddings(len(tokenizer)), and save both into one folder"
     )
 
 
 def with_reference(objective: Any, model: Any, prepared: Prepared) -> Prepared:
-    """Return examples with the base's values that their loss needs, if it needs any.
+    """Return examples with the base's values, if their loss needs them.
 
     Args:
-        objective: makes losses of them.
-        model: the base, before anything was trained and without an adapter of the run.
+        objective: the objective of the examples.
+        model: the base, before any training and without the run's adapter.
         prepared: the examples.
     """
     if not hasattr(objective, "with_reference"):
@@ -107,10 +110,10 @@ def with_reference(objective: Any, model: Any, prepared: Prepared) -> Prepared:
 def prepare_sets(
     objective: Objective, sets: Mapping[str, Sequence[Any]], limit: str
 ) -> tuple[dict[str, Prepared], list[str]]:
-    """Prepare evaluation sets, by prefix of the metric's name.
+    """Prepare evaluation sets, which are named by the prefix of their metrics.
 
     Returns:
-        The prepared sets, and lines about examples that were left out or cut.
+        The prepared sets, and notes about examples that were left out or cut.
 
     Raises:
         ValueError: no example of a set is usable.
@@ -130,14 +133,14 @@ def prepare_sets(
 
 
 def describe_left_out(prepared: Prepared, limit: str) -> list[str]:
-    """Return lines about held-out examples that were left out or cut, as `limit` says."""
+    """Return notes about held-out examples that were left out or cut because of `limit`."""
     of_all = f"of {len(prepared.examples) + prepared.dropped:,} examples of {prepared.name}"
     counts = ((prepared.dropped, "left out"), (prepared.cut, "cut"))
     return [f"{n:,} {of_all} {change} (over {limit})" for n, change in counts if n]
 
 
 def describe_idle(prepared: Sequence[Prepared]) -> tuple[str, ...]:
-    """Return a line about the clients without a usable example, if there are some."""
+    """Return a note about clients without a usable example; empty if there are none."""
     names = [client.name for client in prepared if not client.items_of_each]
     if not names:
         return ()
@@ -149,14 +152,14 @@ def describe_idle(prepared: Sequence[Prepared]) -> tuple[str, ...]:
 
 
 def describe_changes(prepared: Sequence[Prepared], limit: str) -> tuple[str, ...]:
-    """Return lines about clients' examples that were left out or cut (over `limit`), or changed."""
+    """Return notes about clients' examples that were left out or cut (over `limit`), or changed."""
     lines = []
     for change, counts in (
         ("left out", [one.dropped for one in prepared]),
         ("cut", [one.cut for one in prepared]),
     ):
         parts = [f"{one.name} {n:,}" for one, n in zip(prepared, counts, strict=True) if n]
-        owners = f"; whose: {listed(parts, SHOWN)}" if len(prepared) > 1 else ""
+        owners = f"; by client: {listed(parts, SHOWN)}" if len(prepared) > 1 else ""
         if parts:
             lines.append(
                 f"{sum(counts):,} of the clients' examples {change} (over {limit}){owners}"
@@ -170,8 +173,8 @@ def describe_changes(prepared: Sequence[Prepared], limit: str) -> tuple[str, ...
 
 
 def sequences_of(item: Any) -> Sequence[Any]:
-    """Return the sequences that go through the model for an example: itself, the options of a
-    choice that are scored, or both answers of a preference.
+    """Return the sequences that go through the model for an item: the item itself, the scored
+    options of a choice, or both answers of a preference.
     """
     if isinstance(item, Pair):
         return item.sequences
@@ -185,13 +188,13 @@ def sequences_of(item: Any) -> Sequence[Any]:
 def micro_batches(
     items: Sequence[Any], batch: int, tokens: int | None = None
 ) -> Iterator[Sequence[Any]]:
-    """Yield the micro-batches of a step's examples, in their order.
+    """Yield the micro-batches of a step's examples, in order.
 
     Args:
         items: prepared examples.
-        batch: how many examples there are at a time, where `tokens` does not decide it.
-        tokens: the most tokens at a time, padding included: rows times the longest one. A longer
-            example goes alone.
+        batch: examples in a micro-batch, if `tokens` is None.
+        tokens: the most tokens in a micro-batch, including padding: rows times the longest row. A
+            longer example is a micro-batch by itself.
 
     Raises:
         RecipeError: the examples have no tokens.
@@ -200,15 +203,15 @@ def micro_batches(
         for position in range(0, len(items), batch):
             yield items[position : position + batch]
         return
-    # the batch's rows, and its longest row in an encoder and in a decoder
+    # the batch's rows, and the lengths of its longest row in an encoder and in a decoder
     begin, size = 0, (0, 0, 0)
     for position, item in enumerate(items):
         sides = [_sides(one) for one in sequences_of(item)]
         alone = len(sides), max(first for first, _ in sides), max(second for _, second in sides)
         if not sum(alone[1:]):
             raise RecipeError(
-                f"method.training.batch_tokens = {tokens}: these examples have no tokens; leave it "
-                "out and set method.training.batch"
+                f"method.training.batch_tokens = {tokens}: these examples have no tokens; remove "
+                "this key and set method.training.batch"
             )
         size = size[0] + alone[0], max(size[1], alone[1]), max(size[2], alone[2])
         if size[0] * (size[1] + size[2]) > tokens and position > begin:
@@ -218,9 +221,9 @@ def micro_batches(
 
 
 def _sides(sequence: Any) -> tuple[int, int]:
-    """Return the numbers of tokens of a sequence that an encoder and a decoder read.
+    """Return how many tokens of a sequence an encoder reads, and how many a decoder reads.
 
-    A model without these reads all as one.
+    For other models, all tokens count as the encoder's.
     """
     length = len(getattr(sequence, "ids", ()))
     encoded = sequence.response_start if getattr(sequence, "encoded", False) else length

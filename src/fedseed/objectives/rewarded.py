@@ -1,8 +1,8 @@
-"""Minus the reward of generated answers where other objectives have a loss.
+"""An objective whose loss is minus the reward of generated answers.
 
-Any number will do for a method that compares losses at perturbed weights (evolution strategies: Qiu
-et al., "Evolution Strategies at Scale", arXiv 2509.24372): an answer is right, a text is short, a
-program passes its tests.
+A method that compares losses at perturbed weights can use any number as a reward: whether an answer
+is right, how short a text is, whether a program passes its tests (evolution strategies: Qiu et al.,
+"Evolution Strategies at Scale", arXiv 2509.24372).
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ from fedseed.weights.row_losses import EnterRows
 
 @dataclass(frozen=True)
 class RewardedTokens(Tokens):
-    """The tokens of an example whose answer is rewarded, made by the language objective.
+    """The tokens of an example for a reward, made by the language objective.
 
-    The reward function receives the example.
+    The reward function gets the example.
     """
 
     example: Example = field(kw_only=True)
@@ -32,13 +32,13 @@ class RewardedTokens(Tokens):
 class Rewarded(Objective):
     """An objective for methods that need no gradients.
 
-    The mean loss of a batch is minus the mean reward of the answers that the model, with the
-    weights of the moment, writes greedily.
+    The mean loss of a batch is minus the mean reward of the answers that the model generates
+    greedily with its current weights.
 
     Args:
         language: tokenises the examples.
-        reward: judges the answers: a function of (prompt, answer, example), or a `Judge`.
-        max_new_tokens: of an answer.
+        reward: rewards the answers: a function of (prompt, answer, example), or a `Judge`.
+        max_new_tokens: the most tokens of an answer.
     """
 
     differentiable = False
@@ -51,10 +51,10 @@ class Rewarded(Objective):
         self.max_new_tokens = max_new_tokens
 
     def items(self, example: Example) -> list[RewardedTokens]:
-        """Tokenises.
+        """Tokenise an example.
 
-        An example is asked once, also a chat that has several answers to be learnt: for the last
-        one.
+        Each example becomes one item. For a chat with several answers to learn, it asks for the
+        last one.
         """
         return [
             RewardedTokens(**vars(tokens), example=example)
@@ -64,7 +64,7 @@ class Rewarded(Objective):
     def answers(
         self, model: Any, items: Sequence[RewardedTokens], around: EnterRows | None = None
     ) -> list[str]:
-        """Return the model's greedy answers; `around` as in `responses_to`."""
+        """Return the model's greedy answers. `around` is that of `responses_to`."""
         examples = [item.example for item in items]
         return responses_to(model, self.language, examples, items, self.max_new_tokens, around)
 
@@ -72,8 +72,8 @@ class Rewarded(Objective):
     def losses(
         self, model: Any, items: Sequence[RewardedTokens], around: EnterRows | None = None
     ) -> torch.Tensor:
-        """Return minus each answer's reward (of a `Judge`, which says what is raised): float32, no
-        gradient.
+        """Return minus each answer's reward, in float32 and without gradient. Raises the errors of
+        `Judge`.
         """
         rewards = self.judge([item.example for item in items], self.answers(model, items, around))
         return -torch.tensor(rewards, dtype=torch.float32, device=next(model.parameters()).device)
@@ -81,11 +81,11 @@ class Rewarded(Objective):
     def together(
         self, model: Any, items: Sequence[RewardedTokens], around: EnterRows
     ) -> torch.Tensor | None:
-        """Return the losses of items each of which is answered at weights of its own
-        (`row_losses`); None: they can't.
+        """Return the losses of items that are each answered with different weights (`row_losses`);
+        None if the model can't do this.
 
-        All answers are written in one go, a token of each at a time. They are those of one after
-        the other, unless two tokens are equally likely to float rounding.
+        All answers are generated together, one token of each at a time. They equal answers
+        generated one after another, unless two tokens are equally likely within float rounding.
         """
         if self.language.encodes:
             return None
@@ -93,7 +93,9 @@ class Rewarded(Objective):
 
 
 def language_of(objective: Any) -> Any:
-    """Return the objective that tokenises and writes texts: of rewards, the one under them."""
+    """Return the objective that tokenises texts. For a rewarded objective, it is its language
+    objective.
+    """
     if isinstance(objective, Rewarded):
         return objective.language
     return objective

@@ -1,5 +1,5 @@
-"""Encoder-decoders (T5, BART): the encoder reads the prompt, the loss is on what the decoder
-answers.
+"""Objectives for encoder-decoders (T5, BART): the encoder reads the prompt, and the loss is on the
+decoder's answer.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ class Seq2SeqLM(TextObjective):
     """Next-token loss of the decoder on the response and its special tokens.
 
     Prompt and response get the special tokens that the tokenizer puts around a text (T5: </s> after
-    it; BART: <s> and </s> around it). The decoder starts with the model's own start token. A
-    response's outer white space is left out, and so is an example's own `stop`: an encoder-decoder
-    ends with its end-of-sequence token.
+    it; BART: <s> and </s> around it). The decoder starts with the model's own start token. White
+    space around a response is removed. An example's own `stop` is not used, because an
+    encoder-decoder ends with its end-of-sequence token.
 
-    `TextObjective` has the arguments and errors; examples whose prompt or response is too long are
-    dropped.
+    The arguments and errors are those of `TextObjective`. Examples whose prompt or response is too
+    long are dropped.
     """
 
     encodes = True
@@ -47,7 +47,7 @@ class Seq2SeqLM(TextObjective):
         return Tokens((*source, *target), len(source), encoded=True)
 
     def fits(self, *pairs: Tokens) -> bool:
-        """Return whether no prompt and no response is longer than `max_length`."""
+        """Return whether no prompt or response is longer than `max_length`."""
         return max(max(pair.response_start, pair.terms) for pair in pairs) <= self.max_length
 
     def items(self, example: Example) -> list[Tokens]:
@@ -79,17 +79,17 @@ class Seq2SeqLM(TextObjective):
 
 
 def _sides(item: Tokens) -> tuple[int, int]:
-    """Return the numbers of tokens of an item that an encoder reads and a decoder answers."""
+    """Return how many tokens of an item the encoder reads, and how many the decoder writes."""
     return item.response_start, item.terms
 
 
 def shifted_right(model: Any, labels: torch.Tensor, pad: int) -> torch.Tensor:
-    """Return the decoder's input from which it predicts some labels.
+    """Return the decoder's input for predicting these labels.
 
     Args:
         model: an encoder-decoder, with an adapter or without.
-        labels: shape (rows, columns), IGNORE where there is none.
-        pad: replaces IGNORE, unless the model names a token for that.
+        labels: shape (rows, columns), IGNORE at padding.
+        pad: the token that replaces IGNORE, unless the model's configuration names one.
 
     Returns:
         The start token, then all labels except the last one, shape (rows, columns).
@@ -101,27 +101,28 @@ def shifted_right(model: Any, labels: torch.Tensor, pad: int) -> torch.Tensor:
     if shift is not None:
         shifted: torch.Tensor = shift(labels=labels)
         return shifted
-    # M2M100, NLLB, Blenderbot and others do it in their forward pass, of the same two tokens
+    # M2M100, NLLB, Blenderbot and others build this input in their forward pass, from the same two
+    # tokens
     settings = [model.config, getattr(model, "generation_config", None)]
     tokens = [getattr(one, "decoder_start_token_id", None) for one in settings]
     start = next((token for token in tokens if isinstance(token, int)), None)
     if start is None:
         raise RecipeError(
-            f"a {type(model).__name__} begins with a start token that neither its config.json nor "
-            "its generation_config.json names (decoder_start_token_id): add it there"
+            f"a {type(model).__name__} needs a start token, but neither its config.json nor its "
+            "generation_config.json has decoder_start_token_id: add it there"
         )
     filled = labels.masked_fill(labels == IGNORE, pad)
     return torch.cat([torch.full_like(filled[:, :1], start), filled[:, :-1]], dim=1)
 
 
 class Seq2SeqChoices(Choices):
-    """Choice among an example's options by the decoder's likelihoods.
+    """Chooses among an example's options by the decoder's likelihoods.
 
-    `Choices` has the scores and the loss.
+    Scores and loss are those of `Choices`.
 
-    An option is tokenised as a response is, and its score is its mean token log-probability,
-    special tokens included. `TextObjective` has the arguments and errors; examples with a longer
-    prompt or option are dropped.
+    An option is tokenised like a response, and its score is its mean token log-probability,
+    including special tokens. The arguments and errors are those of `TextObjective`. Examples whose
+    prompt or option is too long are dropped.
     """
 
     @cached_property

@@ -1,4 +1,4 @@
-"""When and how a run is evaluated (free of torch)."""
+"""Settings of evaluation. This module does not need torch."""
 
 from typing import Literal
 
@@ -6,25 +6,25 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 
 
 class EvaluationSettings(BaseModel):
-    """When and how to evaluate; round 0 (zero-shot) and the last round always are.
+    """When and how to evaluate. Round 0 (zero-shot) and the last round are always evaluated.
 
     Args:
         every: rounds between evaluations.
-        digest_every: rounds between digests of the weights, which cost a pass over them. Orbit and
-            metrics have them after these rounds and after evaluations; those of step-by-step
-            methods after evaluations only.
-        rouge: generate answers and score them; without it there are only losses.
-        max_new_tokens: of a generated answer.
-        max_length: tokens that an example may have; the model's positions are a limit, too.
-        truncate: what becomes of longer examples, which are counted. "drop": they are left out.
-            "left": they are cut at the beginning, but not into the last answer. "right": they are
-            cut at the end. "split": texts without a prompt become several examples, others are left
-            out.
-        metrics: scores of generated answers besides the task's own, by name (`fedseed list
+        digest_every: rounds between digests of the weights in orbit and metrics. A digest takes a
+            pass over the weights. There is always one after an evaluation; step-by-step methods
+            have only these.
+        rouge: generate answers and score them; if false, only losses are measured.
+        max_new_tokens: the most tokens of a generated answer.
+        max_length: the most tokens of an example; the model's positions are a limit as well.
+        truncate: what to do with longer examples. "drop": leave them out. "left": cut them at the
+            beginning, but never in the last answer. "right": cut them at the end. "split": divide
+            texts without a prompt into several examples, and leave out others. Notes report how
+            many were affected.
+        metrics: further metrics of generated answers besides the task's own, by name (`fedseed list
             metrics`).
-        disclose: of a method that is private: evaluate nevertheless. What held-out examples give is
-            told as it is, without noise, and no epsilon counts it: for held-out examples that need
-            no protection.
+        disclose: evaluate although the run is private. Metrics of the held-out examples are then
+            published without noise, and epsilon does not include them. Use it only if the held-out
+            examples need no protection.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

@@ -1,11 +1,11 @@
-"""Find out which variables a chat template reads."""
+"""Finds the variables that a chat template reads."""
 
 import re
 from functools import lru_cache
 
 from jinja2 import Environment, TemplateError, meta
 
-# a tag that transformers adds to Jinja's language
+# a tag that transformers adds to Jinja
 GENERATION_TAG = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 
 
@@ -14,10 +14,10 @@ def template_variables(template: str) -> frozenset[str]:
     """Return the variables that a chat template reads and does not set itself.
 
     Args:
-        template: in Jinja's language, as transformers extends it.
+        template: a Jinja template, with the extensions of transformers.
 
     Returns:
-        Their names; none if the template is not valid, which rendering it will report.
+        Their names; empty if the template is invalid, which rendering it will report.
     """
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
     try:

@@ -1,4 +1,6 @@
-"""Tokenised examples: which tokens carry loss, and what is cut where there are too many."""
+"""Tokenised examples: which tokens count for the loss, and what is cut from examples that are too
+long.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,15 +12,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedseed.models import adapters
 
-# the number of its first token, and of the first one after it
+# index of a span's first token, and of the first token after it
 Span = tuple[int, int]
 Truncate = Literal["drop", "left", "right", "split"]
-PROBE = "a"  # any text
-# how vocabularies write a blank at a token's beginning
+PROBE = "a"  # any text will do
+# how vocabularies write a blank at the beginning of a token
 BLANKS = ("▁", "Ġ")
-# texts after which a token ends for certain in one tokenizer or another
+# texts after which a token certainly ends, in one tokenizer or another
 GUARDS = (":", ".", "\n", "0", "a")
-IGNORE = -100  # label of a token without loss
+IGNORE = -100  # label of a token that does not count for the loss
 
 
 @dataclass(frozen=True)
@@ -26,24 +28,25 @@ class Tokens:
     """A tokenised example."""
 
     ids: tuple[int, ...]
-    # where the last response begins; generation continues the tokens before it
+    # where the last response begins; generation continues from the tokens before it
     response_start: int
-    # the tokens that carry loss, in ascending order; none: all from `response_start` on
+    # spans of the tokens that count for the loss, in ascending order; empty: all from
+    # `response_start` on
     spans: tuple[Span, ...] = ()
-    cut: int = 0  # how many tokens were cut away
-    # what else was done to it (`fedseed.objectives.prepared.REMARKS`)
+    cut: int = 0  # number of tokens that were cut off
+    # other changes to the example (`fedseed.objectives.prepared.REMARKS`)
     remarks: tuple[str, ...] = ()
-    # whether an encoder reads the tokens before the response, and a decoder answers
+    # whether an encoder reads the tokens before the response, and a decoder writes the rest
     encoded: bool = False
 
     @property
     def learnt(self) -> tuple[Span, ...]:
-        """Return the tokens that carry loss."""
+        """Return the spans of the tokens that count for the loss."""
         return self.spans or ((self.response_start, len(self.ids)),)
 
     @property
     def labels(self) -> list[int]:
-        """Return the tokens, with IGNORE in the place of those without loss."""
+        """Return the tokens, with IGNORE in place of those that do not count for the loss."""
         labels = [IGNORE] * len(self.ids)
         for begin, end in self.learnt:
             labels[begin:end] = self.ids[begin:end]
@@ -51,22 +54,22 @@ class Tokens:
 
     @property
     def terms(self) -> int:
-        """Return the number of tokens that carry loss."""
+        """Return the number of tokens that count for the loss."""
         return sum(end - begin for begin, end in self.learnt)
 
 
 def start_tokens(tokenizer: Any) -> tuple[int, ...]:
-    """Return the tokens that a tokenizer puts before a text in plain transformers: BOS mostly, or
+    """Return the tokens that a tokenizer puts before a text in plain transformers: usually BOS, or
     none.
 
-    What is trained begins like that, and so does what the exported model is asked. That a tokenizer
-    has a BOS token says little: GPT-2's has one and puts it before no text.
+    Training uses the same beginning that the exported model will see. The tokenizer's BOS token
+    alone does not show it: GPT-2's tokenizer has one but never puts it before a text.
     """
     return _around(tokenizer)[0]
 
 
 def _around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the tokens that a tokenizer puts before a text, and those after it."""
+    """Return the tokens that a tokenizer puts before a text and after it."""
     whole, text = (
         tokenizer(PROBE, add_special_tokens=special)["input_ids"] for special in (True, False)
     )
@@ -76,10 +79,10 @@ def _around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 class TextTokens:
-    """Tokenises texts in parts, with the tokens that plain transformers makes of the whole.
+    """Tokenises texts in parts, with the same tokens as plain transformers makes of the whole.
 
-    Many tokenizers put a blank before any text. A text that goes on after another one must not get
-    it. Texts that a template has written hold special tokens already, and must not get them twice.
+    Many tokenizers put a blank before any text. A text that continues another one must not get it.
+    Texts written by a template already have special tokens, and must not get them twice.
 
     Args:
         tokenizer: a `transformers` tokenizer.
@@ -87,8 +90,8 @@ class TextTokens:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        # the text that was asked for last, and its tokens: a prompt is asked for by itself, and
-        # again for the response after it
+        # the newest text and its tokens, because a prompt is tokenised alone and then again before
+        # its response
         self._last: tuple[str, list[int]] = ("", [])
 
     @cached_property
@@ -98,27 +101,31 @@ class TextTokens:
 
     @cached_property
     def adds_blank(self) -> bool:
-        """Return whether the tokenizer puts a blank before a text that begins with none."""
+        """Return whether the tokenizer puts a blank before a text that does not begin with one."""
         first = self.tokenizer.convert_ids_to_tokens(self.ids(PROBE)[:1])
         return str(first[0] if first else "").startswith(BLANKS)
 
     def ids(self, text: str) -> list[int]:
-        """Return a text's tokens, without special ones around it."""
+        """Return a text's tokens, without special tokens around it."""
         last = self._last
         if not text or last[0] != text:
             last = (text, list(self.tokenizer(text, add_special_tokens=False)["input_ids"]))
-            self._last = last  # in one step, as threads of a server share this object
+            self._last = last  # a single assignment, because threads of a server share this object
         return list(last[1])
 
     def from_start(self, ids: Sequence[int]) -> list[int]:
-        """Return tokens with those at the beginning of every text, unless they have them."""
+        """Return tokens with the beginning of every text before them, unless they already have
+        it.
+        """
         begins = tuple(ids[: len(self.start)]) == self.start
         if begins:
             return [*ids]
         return [*self.start, *ids]
 
     def whole(self, text: str) -> list[int]:
-        """Return a text's tokens with the special ones around it, none of them twice."""
+        """Return a text's tokens with special tokens around it, without repeating those that the
+        text has.
+        """
         ids = list(self.tokenizer(text)["input_ids"])
         start, end = _around(self.tokenizer)
         if start and tuple(ids[: 2 * len(start)]) == start + start:
@@ -128,10 +135,10 @@ class TextTokens:
         return ids
 
     def ids_after(self, prefix: str, text: str) -> list[int]:
-        """Return the tokens of a text that goes on after another one.
+        """Return the tokens of a text that continues another one.
 
-        Where the tokenizer puts no blank before a text they do not depend on the other one, so that
-        no token reaches across.
+        If the tokenizer puts no blank before a text, they do not depend on the other text. In any
+        case no token crosses the boundary.
         """
         if not self.adds_blank or not prefix:
             return self.ids(text)
@@ -143,7 +150,7 @@ class TextTokens:
 
     @cached_property
     def enders(self) -> Mapping[str, int]:
-        """Return the special tokens that may end a text, the longest first."""
+        """Return the special tokens that can end a text, longest first."""
         tokenizer = self.tokenizer
         others = {
             getattr(tokenizer, f"{name}_token", None) for name in ("bos", "unk", "mask", "cls")
@@ -161,7 +168,7 @@ class TextTokens:
         return dict(sorted(endings.items(), key=lambda one: -len(one[0])))
 
     def ender_of(self, text: str) -> str:
-        """Return the special token at the end of a text, blanks aside; "" if there is none."""
+        """Return the special token at the end of a text, ignoring blanks; "" if there is none."""
         text = text.rstrip()
         return next((ender for ender in self.enders if text.endswith(ender)), "")
 
@@ -169,23 +176,23 @@ class TextTokens:
 def fit_to_limit(tokens: Tokens, limit: int, truncate: Truncate, kept_count: int) -> list[Tokens]:
     """Return the part of an example that fits into `limit` tokens.
 
-    "left" cuts at the beginning, but never into the last response; "right" cuts at the end, and
-    leaves out what has no token with loss then. "split" makes several examples of a text that has
-    no prompt, and leaves out others.
+    "left" cuts at the beginning, but never in the last response. "right" cuts at the end, and
+    leaves out an example if none of its remaining tokens counts for the loss. "split" divides a
+    text without a prompt into several examples, and leaves out others.
 
     Args:
         tokens: the example.
-        limit: tokens that there may be.
-        truncate: what is cut.
-        kept_count: tokens at the beginning that stay (`start_tokens`).
+        limit: the most tokens.
+        truncate: how to cut.
+        kept_count: number of tokens to keep at the beginning (`start_tokens`).
 
     Returns:
-        The example, or its pieces; none if it is left out.
+        The example or its pieces; empty if it is left out.
     """
     excess = len(tokens.ids) - limit
     if excess <= 0:
         return [tokens]
-    # where a text without a prompt begins to be learnt
+    # index of the first learnt token of a text without a prompt
     whole = max(1, kept_count)
     if truncate == "left":
         if tokens.response_start > whole and tokens.response_start - excess < kept_count:
@@ -222,27 +229,27 @@ def fit_to_limit(tokens: Tokens, limit: int, truncate: Truncate, kept_count: int
 
 
 def _shift_spans(spans: tuple[Span, ...], offset: int, first: int, end: int) -> tuple[Span, ...]:
-    """Return spans moved along, without what is before `first` or from `end` on."""
+    """Return the parts of spans between `first` and `end`, moved by `shift`."""
     shifted = ((max(first, begin + offset), min(end, stop + offset)) for begin, stop in spans)
     return tuple((begin, stop) for begin, stop in shifted if begin < stop)
 
 
 def stated_positions(config: Any) -> int | None:
-    """Return the number of positions that a model's configuration states; None: any number, or it
-    states none.
+    """Return the number of positions in a model's configuration; None if there is none, or if any
+    number is possible.
     """
     limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    # XLNet's configuration has -1, for any number of positions
+    # XLNet's configuration has -1, which means any number of positions
     if limit is None or limit < 1:
         return None
     return limit
 
 
 def longest_input(model: Any) -> int | None:
-    """Return the number of tokens for which a model has positions; None if it is not stated.
+    """Return the number of positions of a model; None if its configuration does not have it.
 
-    RoBERTa's kind counts positions from its padding index on, and so has fewer than its
-    configuration says.
+    Models such as RoBERTa count positions from their padding index on, so they have fewer than
+    their configuration says.
     """
     config = getattr(model, "config", None)
     if config is None:
@@ -265,10 +272,10 @@ def longest_input(model: Any) -> int | None:
 def pad_rows(
     rows: Sequence[Sequence[int]], pad: int, left: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows filled up with `pad` at their end (or on their left), and a mask that is 1 where
-    they are.
+    """Return rows padded with `pad` at the end, or at the beginning if `left`, and a mask that is 1
+    at the rows' own tokens.
 
-    Both are int64, of shape (rows, longest), on the CPU; there must be a row.
+    Both are int64, have shape (rows, longest) and are on the CPU. There must be at least one row.
     """
     side = "left" if left else "right"
     tensors = [torch.tensor(row, dtype=torch.long, device="cpu") for row in rows]
@@ -279,8 +286,8 @@ def pad_rows(
 
 
 def to_device(values: torch.Tensor | Sequence[Any], device: torch.device) -> torch.Tensor:
-    """Return a tensor, or one of numbers, on a device, which nobody waits for (`torch.tensor(...,
-    device)` would).
+    """Return a tensor, or a tensor of these numbers, on a device. The copy is asynchronous, unlike
+    that of `torch.tensor(..., device)`.
     """
     tensor = values if isinstance(values, torch.Tensor) else torch.tensor(values, device="cpu")
     return tensor.to(device, non_blocking=True)

@@ -1,1 +1,1 @@
-"""One run: its recipe, its main loop, its folder, and how it is taken up again."""
+"""One run: its recipe, its main loop, its folder, and how an interrupted run resumes."""

@@ -1,10 +1,10 @@
 """The answers of each client, kept in a run's folder so that parties can verify them
 (`verification`). This module does not need torch.
 
-A run's log has its steps, and a step is mostly a sum over clients, which hides what each of them
-sent. With `federation.answers` the folder also has answers.jsonl: the clients' names in the order
-of their numbers, then a line for each round with the clients that were asked, the payload of each
-answer that counted, and the clients whose answers did not count.
+A run's log has the steps. A step is mostly a sum over clients, so it does not show what each client
+sent. With `federation.answers = true` the folder also has answers.jsonl. Its first line has the
+clients' names in the order of their numbers. Each later line is about one round: the clients that
+were asked, the payload of each answer that counted, and the clients without such an answer.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,9 @@ FILE = "answers.jsonl"
 
 
 class Line(BaseModel):
-    """A line: the first has the clients' names, the others who was asked, and claims and payload by
-    client.
+    """One line of answers.jsonl. The first line has the clients' names. Every other line has a
+    round's asked clients and, by client, the number of examples it claims and the payload of its
+    answer.
     """
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
@@ -40,7 +41,8 @@ class Line(BaseModel):
     clients: list[str] = []
     asked: list[NonNegativeInt] = []
     answers: dict[NonNegativeInt, tuple[NonNegativeInt, bytes]] = {}
-    # who was asked and has no answer that counts; None: a record that does not say, of fedseed 0.x
+    # clients that were asked but have no answer that counts; None: the line was written by a
+    # fedseed 0.x that did not record them
     silent: list[NonNegativeInt] | None = None
 
     @property
@@ -51,7 +53,7 @@ class Line(BaseModel):
 
 
 def encode_lines(number: int, coordinator: Coordinator, names: Sequence[str]) -> list[bytes]:
-    """Return the first line of all, and that of the round that a coordinator is about to close."""
+    """Return two lines: the file's first line, and the line of the round that is about to close."""
     current = coordinator.current
     counted = {
         client: (coordinator.examples[client], update.encode())
@@ -70,7 +72,9 @@ def encode_lines(number: int, coordinator: Coordinator, names: Sequence[str]) ->
 
 
 class AnswerRecord(NamedTuple):
-    """The file's content: the clients' names, a line by round, and a hash of all its bytes."""
+    """The file's content: the clients' names, a line for each round, and a hash of all its
+    bytes.
+    """
 
     names: list[str]
     lines: dict[int, Line]
@@ -80,13 +84,15 @@ class AnswerRecord(NamedTuple):
 def read_answers(path: Path) -> AnswerRecord:
     """Return a run's answers. Raises FedseedError if the file is missing or malformed."""
     if is_irregular(path):
-        raise FedseedError(f"{path}: no regular file (a pipe or a device): reading it may not end")
+        raise FedseedError(
+            f"{path}: not a regular file but a pipe or a device, which may never end"
+        )
     try:
         data = path.read_bytes()
         first, *rest = (Line.model_validate_json(text) for text in data.splitlines())
     except FileNotFoundError as error:
         raise FedseedError(
-            f"{path}: not there, and steps do not say what a single client has sent: run with "
+            f"{path}: not found, and steps do not show what a single client sent: run with "
             "federation.answers = true"
         ) from error
     except (OSError, ValidationError, ValueError) as error:
@@ -95,10 +101,12 @@ def read_answers(path: Path) -> AnswerRecord:
     numbers = set(chain.from_iterable((*line.asked, *line.answers) for line in rest))
     if first.round or len(set(first.clients)) < count or rounds != sorted({*rounds, *rounds} - {0}):
         raise FedseedError(
-            f"{path}: not a run's answers: its clients' names or its rounds are out of order"
+            f"{path}: not a run's answers: the clients' names or the rounds are out of order"
         )
     if max(numbers, default=-1) >= count:
-        raise FedseedError(f"{path}: client {max(numbers)} has answered, and there are {count}")
+        raise FedseedError(
+            f"{path}: client {max(numbers)} has an answer, but the number of clients is {count}"
+        )
     return AnswerRecord(
         first.clients, dict(zip(rounds, rest, strict=True)), blake2b(data, digest_size=16).digest()
     )
@@ -108,37 +116,36 @@ def find_obstacle(method: Method, secure_sums: bool) -> str | None:
     """Return the reason why a party can't verify the answers it sent; None if it can."""
     if secure_sums:
         return (
-            "secure_sums: the coordinator never has a single client's answer, so there is none "
-            "to keep"
+            "secure_sums: the coordinator never sees a single client's answer, so it can't keep any"
         )
     if mechanism_of(method) is not None:
         return (
-            f"{method.name} is private here: its noise is secret, so that nobody can compute "
-            "an answer again"
+            f"{method.name} is private in this run: its noise is secret, so nobody can recompute "
+            "an answer"
         )
     update = method.update_type
-    settings: Any = method  # with the keys that go with its kind of update
+    settings: Any = method  # has the keys of its own kind of update, too
     if issubclass(update, CodedEntries):
         return (
             f"method.up_bits = {settings.up_bits}: a code does not show how near an entry is to "
-            "the next code, so that float noise can't be told from a forgery; up_bits = 32 can be "
-            "verified"
+            "the next code, so a forged entry looks like float noise; up_bits = 32 can be verified"
         )
     if issubclass(update, FactorEntries) and settings.training.optimizer != "sgd":
         return (
-            f'method.training.optimizer = "{settings.training.optimizer}": it divides by the '
-            "gradient's own size, so that an entry whose gradient is float noise moves by whole "
-            'steps; "sgd" can be verified'
+            f'method.training.optimizer = "{settings.training.optimizer}": this optimizer divides '
+            "by the gradient's size, so an entry whose gradient is only float noise moves by a "
+            'whole step; "sgd" can be verified'
         )
     if not issubclass(update, Votes | Projections | Pairs | Coefficients | FloatEntries):
         return (
-            f"what {method.name} sends can't be verified; FeedSign's, ZO-FedSGD's, FedKSeed's "
-            "and Ferret's can, and subspace's in floats"
+            f"answers of {method.name} can't be verified; those of FeedSign, ZO-FedSGD, FedKSeed "
+            "and Ferret can, and those of subspace if it sends floats"
         )
     if getattr(method, "normalize", "none") != "none":
         return (
-            "method.normalize: what divides the losses' difference can be as small as float noise"
+            "method.normalize: it divides the difference of losses by a number that can be as "
+            "small as float noise"
         )
     if getattr(method, "scalars", "") == "bit":
-        return 'method.scalars = "bit": a sign says nothing of how near to zero a coefficient is'
+        return 'method.scalars = "bit": a sign does not show how near to zero a coefficient is'
     return None

@@ -1,5 +1,5 @@
-"""Makes a federation of a recipe: loads its model and data, and puts them together with what
-measures the model.
+"""Make a federation from a recipe: load the model and the data, and join them with the
+evaluation.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,8 +49,8 @@ def _client_data(datasets: Sequence[Any]) -> list[ClientData]:
     """Return the clients' data with their names.
 
     Raises:
-        RecipeError: the datasets, or one of them, are a mapping or a text: its keys or characters
-            would be taken for clients or examples.
+        RecipeError: `datasets` or one of its entries is a mapping or a text, whose keys or
+            characters would pass for clients or examples.
     """
     if isinstance(datasets, (Mapping, str, bytes)):
         raise RecipeError(
@@ -69,31 +69,30 @@ def _client_data(datasets: Sequence[Any]) -> list[ClientData]:
 
 
 class Federation(Simulation):
-    """A federation on this machine: of a model and data that a program has, or of a recipe
-    (`from_file`).
+    """A federation on this machine, from a model and data in memory or from a recipe (`from_file`).
 
     Args:
-        model: the base: a model of transformers, or with an objective any torch module; it is tuned
-            in place.
-        datasets: the clients' data, one after the other: a `datasets.Dataset` or a list of rows,
-            dicts in any form that a file's rows may have ("prompt" and "completion", "messages",
-            "text" and "label", ...) or texts; or examples that the objective takes. `ClientData`
-            gives one a name.
-        method: the method and its settings; or all that the run is (`RunSpec`), in place of
-            `rounds` and `settings`.
-        objective: makes losses of examples; None: what fits the rows and the model.
-        rounds: how many.
-        evaluation: held-out rows, or several such sets by the prefix of their metrics' names, or a
-            function of the model; measured at round 0, every `evaluate_every` rounds and at the
-            end.
-        progress: shows the run going on; True: on standard error, False: not at all, None: there if
-            it is a terminal.
+        model: the base: a transformers model, or any torch module if `objective` is given. It is
+            tuned in place.
+        datasets: one entry for each client: a `datasets.Dataset`, a list of rows, or a list of
+            examples that the objective takes. A row is a text, or a dict as in a data file
+            ("prompt" and "completion", "messages", "text" and "label", ...). Use `ClientData` to
+            name a client.
+        method: the method with its settings, or a whole `RunSpec`, which replaces `rounds` and
+            `settings`.
+        objective: computes losses of examples; None: chosen to fit the rows and the model.
+        rounds: the number of rounds.
+        evaluation: held-out rows, a dict of several such sets with the prefix of their metrics'
+            names as keys, or a function that takes the model. It is measured at round 0, every
+            `evaluate_every` rounds and at the end.
+        progress: shows progress. True: on standard error; False: not at all; None: on standard
+            error if it is a terminal.
         tokenizer: the model's; rows need it.
-        settings: the other settings of `RunSpec`, such as `per_round=2, seed=1, out="runs/mine"`;
-            `workers`; and `beta` of preferences ("chosen" and "rejected" in the rows).
+        settings: other settings of `RunSpec`, such as `per_round=2, seed=1, out="runs/mine"`. Also
+            `workers`, and `beta` for preferences (rows with "chosen" and "rejected").
 
     Raises:
-        RecipeError: a setting is impossible; the text names it.
+        RecipeError: a setting is invalid; the message names it.
     """
 
     def __init__(
@@ -162,21 +161,23 @@ class Federation(Simulation):
         fedseed.
 
         Args:
-            path: the file or name.
+            path: the file or the name.
             overrides: "key=value" pairs that replace values of the recipe, such as
                 "method.directions=1000".
             out: folder for the run's files; None: nothing is written.
-            progress: shows the run going on; True: on standard error, False: not at all, None:
-                there if it is a terminal.
-            plugins: files and modules with methods, tasks, ... of others, to be loaded first.
-            trust_plugins: load what the recipe itself names as plug-ins, too: that is running code
-                of its author.
-            workers: local processes that the clients are dealt to; None: all is done in this one.
-            threads: that each process computes with while it runs; by default torch's own choice,
-                shared out among the workers.
+            progress: shows progress. True: on standard error; False: not at all; None: on standard
+                error if it is a terminal.
+            plugins: plug-ins to load first: files or modules with further methods, tasks and so on.
+            trust_plugins: also load the plug-ins that the recipe itself names. This runs code of
+                the recipe's author.
+            workers: number of local processes that share the clients' work; None: this process does
+                all.
+            threads: number of threads of each process; None: torch's own number, divided among the
+                workers.
 
         Raises:
-            RecipeError: the recipe is wrong; names key, value and what is allowed.
+            RecipeError: the recipe is invalid; the message names the key, its value and what is
+                allowed.
         """
         return build(
             read_recipe(path, overrides, plugins, trust_plugins),
@@ -203,7 +204,7 @@ def _learning(
     held_out: Mapping[str, Iterable[Any]],
     beta: float,
 ) -> tuple[Objective, list[ClientData], Evaluation, dict[str, Any]]:
-    """Return the objective for a model of one's own, the clients, the evaluation, and settings of
+    """Return the objective for the caller's model, the clients, the evaluation, and settings of
     `RunSpec`.
     """
     from fedseed.models.architectures import architecture_of
@@ -261,7 +262,7 @@ def _learning(
 
 
 def _score_field(sets: Iterable[Iterable[Any]]) -> str:
-    """Return the field of rows with the number that a model with one output predicts."""
+    """Return the rows' field with the number to predict, for a model with one output."""
     for rows in sets:
         first = next(iter(rows), None)
         if isinstance(first, Mapping):
@@ -274,12 +275,13 @@ def _score_field(sets: Iterable[Iterable[Any]]) -> str:
 def _class_labels(class_names: Sequence[str], sets: Iterable[Iterable[Any]]) -> tuple[str, ...]:
     """Return the labels that rows use for a classifier's classes, in the order of its outputs.
 
-    Rows name classes as the model does, or number them. A data set that declares its classes may
-    write their names in other letters; else its numbers count.
+    Rows give a class by the model's name for it, or by its number. If a data set declares class
+    names, they are matched to the model's regardless of case. If they do not match but are equally
+    many, they are taken in the data set's order.
 
     Args:
         class_names: the model's names of its classes.
-        sets: the rows of clients and of what is held out.
+        sets: the clients' rows and the held-out rows.
     """
     used_labels, declared = set[str](), set[tuple[str, ...]]()
     for rows in sets:
@@ -312,15 +314,15 @@ def check_apart(recipe: Recipe, out: Path) -> None:
     """Check that a run's files do not go into the folder of its data.
 
     Raises:
-        RecipeError: they would, and be taken for a client's file the next time.
+        RecipeError: they do. The next run would read them as a client's data.
     """
     place = getattr(recipe.task, "path", None)
     if not place or not Path(place).expanduser().is_dir():
         return
     if Path(place).expanduser().resolve() == out.expanduser().resolve():
         raise RecipeError(
-            f"--out {out}: it is the folder of the data (task.path), and the run's files would be "
-            "taken for a client's; choose another folder"
+            f"--out {out}: this is the folder of the data (task.path), so the next run would read "
+            "this run's files as a client's data; choose another folder"
         )
 
 
@@ -334,22 +336,23 @@ def build(
     resume: bool = False,
     ray: str | None = None,
 ) -> Federation:
-    """Load model and data of a recipe and put the federation together.
+    """Load a recipe's model and data, and make the federation.
 
     Args:
         recipe: the recipe.
         folder: folder for the run's files; None: nothing is written.
-        progress: shows the run going on.
-        workers: processes that the clients are dealt to; None: all is done in this one.
-        threads: that each process computes with while it runs.
-        data: all clients' examples, in place of the task's, and what is evaluated; workers would
-            load the task's.
-        resume: take the learning rate that an interrupted run in the folder has found, and look for
-            none.
+        progress: shows progress.
+        workers: number of processes that share the clients' work; None: this process does all.
+        threads: number of threads of each process; None: torch's own number, divided among the
+            workers.
+        data: all clients' examples and the evaluation sets, in place of the task's. Leave `workers`
+            None then, because worker processes load the task's data.
+        resume: use the learning rate that the interrupted run in the folder found, without a new
+            search.
         ray: the address of a Ray cluster on which the workers live; None: they are on this machine.
 
     Raises:
-        RecipeError: the model or the data can't be had, or do not fit the method.
+        RecipeError: the model or the data can't be loaded, or do not fit the method.
     """
     for tracker in recipe.tracking:
         tracker.check()
@@ -372,8 +375,8 @@ def build(
         say = (progress or Progress()).note
         tuning = find_rate(recipe, data, say)
         say(
-            f"{tuning.key} = {tuning.rate:g}, found with {tuning.passes / tuning.whole:.0%} of the "
-            "run's passes"
+            f"{tuning.key} = {tuning.rate:g}, found with as many passes as "
+            f"{tuning.passes / tuning.whole:.0%} of the run"
         )
         recipe = with_rate(recipe, tuning.rate)
     per_round = recipe.federation.count(count)
@@ -386,14 +389,14 @@ def build(
             if recipe.evaluates:
                 return make_evaluation(recipe, equipment, data, parts)
             return _nothing, [
-                "a private run: nothing is evaluated (evaluation.disclose is not set)"
+                "the run is private, so nothing is evaluated (evaluation.disclose is not set)"
             ]
 
         options: dict[str, Any] = {
             "per_round": per_round,
             "threads": threads,
             "chat_template": data.chat_template,
-            # a run without files is never taken up again
+            # without files a run can't resume, so its recipe need not be kept
             "data_record": {} if folder is None else record_of(data),
             "base_folder": _relative_base(recipe),
         }
@@ -410,7 +413,7 @@ def build(
 def _relative_base(recipe: Recipe) -> str:
     """Return the absolute path of a base whose path is relative; "" for any other base.
 
-    Such a path means another place from another folder.
+    A relative path points elsewhere when the current folder changes.
     """
     base = Path(recipe.model.base).expanduser()
     if recipe.model.base in PACKAGED or base.is_absolute() or not base.is_dir():
@@ -426,9 +429,8 @@ def _start_workers(
     ray: str | None,
     progress: Progress,
 ) -> Workers:
-    """Return worker processes that load a recipe's model and data while this process loads, too.
-
-    Args: as of `build`; `per_round` is the number of clients in a round.
+    """Start worker processes that load a recipe's model and data at the same time as this
+    process.
     """
     cluster = None
     if ray is not None:
@@ -447,23 +449,24 @@ def host(
     folder: Path | str | None = None,
     **options: Any,
 ) -> tuple[RunSpec, Hosted]:
-    """Return a recipe's run, and its model at its base with some clients' examples.
+    """Return the specification of a recipe's run, and the base model with some clients' examples.
 
     Args:
         recipe: the recipe.
-        data: the examples of those that are hosted.
-        names: all clients of the run, in the order of their numbers, as far as they are known here.
-        evaluate_with: returns what measures the model, and notes about the evaluation's data.
+        data: the examples of the hosted clients.
+        names: the clients of the run that this process knows, in the order of their numbers.
+        evaluate_with: returns the evaluation function, and notes about the evaluation's data.
         folder: folder for the run's files; None: nothing is written.
-        options: what else the run is (`RunSpec`).
+        options: other settings of `RunSpec`.
 
     Raises:
-        RecipeError: the model can't be had, or does not fit the data or the method; there are too
-            few clients.
+        RecipeError: the model can't be loaded, or does not fit the data or the method; or there are
+            too few clients.
     """
     if recipe.tune_rate:
         raise RecipeError(
-            'learning_rate = "auto" is for a simulation (fedseed tune-rate): over a network set it'
+            'learning_rate = "auto" works in a simulation only: find a rate with fedseed '
+            "tune-rate and set it here"
         )
     attack, attackers = recipe.attack, list[int]()
     if attack is not None:
@@ -498,17 +501,19 @@ def host(
 
 
 def _nothing(model: Any) -> dict[str, float]:
-    """Measure nothing: private runs disclose nothing, and workers do not evaluate."""
+    """Measure nothing: for private runs, which disclose nothing, and for workers, which do not
+    evaluate.
+    """
     return {}
 
 
 def _load_for_worker(text: str) -> Hosted:
-    """Return the model and all clients' examples, which a worker process of a simulation loads from
-    `Recipe.to_toml`.
+    """Return the model and all clients' examples from a recipe's text (`Recipe.to_toml`), for a
+    worker process of a simulation.
     """
     from fedseed.models.loading import quiet
 
-    # the run's own process has shown how the base loads
+    # the main process has already shown how the base loads
     quiet()
     recipe = parse_stored_recipe(text)
     data = load_data(recipe)

@@ -1,10 +1,11 @@
-"""A run's costs and result: the merging of lines of metrics, and a round's cost to a client.
+"""A run's result and costs: merges lines of metrics, and works out what a round costs a client.
 
-Seconds in lines of metrics are sums over a round's clients; of those, local work and projection are
-a client's own, so they are divided by the clients. The coordinator combines the answers once a
-round. Rebuilding, the step's change of the weights, is done by every client for itself: a
-simulation does it once for all of them, on a network each process does. "Local update" in Ferret's
-Tables 4, 5 and 10 is local work and projection; "global aggregation" is the other two.
+The seconds in a line of metrics are sums over a round's clients. Each client does its own local
+work and projection, so a client's share is their sum divided by the number of clients. The
+coordinator combines the answers once a round. Rebuilding, which applies the step to the weights,
+happens once a round for all clients in a simulation, and once in each process on a network. In
+Ferret's Tables 4, 5 and 10, "local update" is local work plus projection, and "global aggregation"
+is combining plus rebuilding.
 """
 
 from array import array
@@ -31,19 +32,19 @@ def count_exchanged(
     planned: Content,
     downloads: Sequence[Content],
 ) -> dict[str, float]:
-    """Return the numbers that one client sends and receives in a round: means over those who take
-    part.
+    """Return how many numbers one client sends and receives in a round, as means over the round's
+    clients.
 
     Args:
-        clients: how many take part.
-        updates: how many sent an update, also one within another's message, or one that was
-            refused.
+        clients: how many clients take part.
+        updates: how many clients sent an update. Includes updates that were part of another
+            client's message, and refused ones.
         received: the content of each message that counts.
         planned: the content of a plan.
         downloads: the content of the missed steps that each client downloaded.
     """
     upload, download = sum_contents(received), sum_contents(downloads)
-    # updates that are not known are like the others
+    # the content of updates outside `received` is not known: assume that it is like the others'
     sent_per_message, client_count = updates / max(1, len(received)), max(1, clients)
     numbers = {
         f"{name}_up": getattr(upload, name) * sent_per_message / client_count for name in NUMBERS
@@ -56,9 +57,9 @@ def count_exchanged(
 
 
 def mean_exchanged(lines: Sequence[RoundLine]) -> dict[str, float]:
-    """Return the mean over the rounds of some lines.
+    """Return the mean of what clients exchange over the rounds of these lines.
 
-    Nothing if none is known, as in lines of an earlier fedseed.
+    Empty if no line has these figures, as in files of an earlier fedseed.
     """
     counted_lines = [(line.exchanged, line.rounds) for line in lines if line.exchanged]
     rounds = sum(count for _, count in counted_lines)
@@ -72,11 +73,11 @@ def mean_exchanged(lines: Sequence[RoundLine]) -> dict[str, float]:
 
 
 def mean_by_round(lines: Sequence[RoundLine], name: str) -> float:
-    """Return the mean over the rounds of one of the numbers in lines of metrics; 0 without lines.
+    """Return the mean of a figure over the rounds of these lines; 0 without lines.
 
     Args:
-        lines: of metrics, without round 0.
-        name: the number, such as "bytes_up".
+        lines: lines of metrics, without round 0.
+        name: the figure's name, such as "bytes_up".
     """
     if not lines:
         return 0.0
@@ -85,10 +86,10 @@ def mean_by_round(lines: Sequence[RoundLine], name: str) -> float:
 
 
 def seconds_per_client(lines: Sequence[RoundLine]) -> dict[str, float]:
-    """Return the mean seconds by phase of one client in a round in which it takes part.
+    """Return by phase the mean seconds of one client, in a round in which it takes part.
 
     Args:
-        lines: of metrics, without round 0.
+        lines: lines of metrics, without round 0.
     """
     rounds = sum(line.rounds for line in lines)
     taking_part = sum(line.taking_part for line in lines)
@@ -103,9 +104,9 @@ def seconds_per_client(lines: Sequence[RoundLine]) -> dict[str, float]:
 
 
 def merge_rounds(lines: Sequence[RoundLine]) -> RoundLine:
-    """Make one line of metrics for several rounds: counts and seconds add up.
+    """Merge the lines of several rounds into one. Counts and seconds are added up.
 
-    Bytes, numbers and losses are means.
+    Bytes, counts of exchanged numbers, and losses become means.
     """
     if len(lines) == 1:
         return lines[0]
@@ -139,10 +140,11 @@ def merge_rounds(lines: Sequence[RoundLine]) -> RoundLine:
 
 
 def by_client(lines: Sequence[RoundLine]) -> dict[str, Any]:
-    """Return, of parties that each evaluate on what they hold out, their figures before and after
-    the run, by name.
+    """Return each client's figures before and after the run, by name, for clients that evaluate
+    their own held-out examples.
 
-    One that was away at the last evaluation has the round of its last one ("round").
+    A client that was away at the last evaluation has the figures of the last one it took part in,
+    and that round ("round").
     """
     evaluated = [(line.round, line.by_client) for line in lines if line.by_client is not None]
     if not evaluated:
@@ -151,15 +153,14 @@ def by_client(lines: Sequence[RoundLine]) -> dict[str, Any]:
     for number, figures in evaluated:
         for name, final in figures.items():
             figures_by_client[name] = {"baseline": evaluated[0][1].get(name), "final": final}
-            # the client was away at the end: take its last result, and the round of it
+            # the client was away at the end: the file shows the round of its last result
             if number < evaluated[-1][0]:
                 figures_by_client[name]["round"] = number
     return {"by_client": figures_by_client}
 
 
 class Downloads:
-    """Counts what is in the payloads of the steps that clients who take part in a round have
-    missed, and download.
+    """Counts the content of the steps that a round's clients have missed and now download.
 
     Args:
         method: the method.
@@ -169,14 +170,14 @@ class Downloads:
     def __init__(self, method: Method, clients: int) -> None:
         self._method = method
         self._has = [0] * clients  # how many steps each client has received
-        # contents of all steps up to and with each, a column for each of a content's numbers: there
-        # may be millions
+        # cumulative contents of all steps, one column for each kind of number; an array, because
+        # there may be millions of steps
         self._totals = {name: array("q", [0]) for name in COLUMNS}
         self.changed = 0  # number of the newest step that is not empty
 
     def count_missed(self, client: int) -> Content:
-        """Return the content of the steps that bring a client up to date, and count it as up to
-        date.
+        """Return the content of the steps that bring a client up to date, and mark the client as up
+        to date.
         """
         received, newest = self._has[client], len(self._totals["bytes"]) - 1
         self._has[client] = newest
@@ -189,17 +190,17 @@ class Downloads:
         )
 
     def add(self, step: Content) -> None:
-        """Count a new step, which holds this."""
+        """Count a new step with this content."""
         for name, column in self._totals.items():
             column.append(column[-1] + getattr(step, name))
         if step.bytes:
             self.changed = len(self._totals["bytes"]) - 1
 
     def take_up(self, steps: Sequence[Content], participants: Sequence[Sequence[int]]) -> None:
-        """Count the rounds of an earlier session.
+        """Count the rounds of earlier sessions.
 
         Args:
-            steps: what each round's step held.
+            steps: the content of each round's step.
             participants: the clients that took part in each round.
         """
         for number, (step, members) in enumerate(zip(steps, participants, strict=True)):
@@ -213,10 +214,10 @@ class RunResult:
     """The result of a run.
 
     Args:
-        summary: what summary.json holds.
-        metrics: what metrics.jsonl holds, a line a round, round 0 first.
-        folder: where the files are, None if the run wrote none.
-        tuned: returns the tuned model where it is in memory; None: it is made of the files.
+        summary: the content of summary.json.
+        metrics: the lines of metrics.jsonl, one for each round, round 0 first.
+        folder: where the files are; None if the run wrote none.
+        tuned: returns the tuned model from memory; None: the model is loaded from the files.
     """
 
     summary: dict[str, Any]
@@ -226,17 +227,18 @@ class RunResult:
 
     @cached_property
     def model(self) -> Any:
-        """Return the tuned model: the one that was trained, with its adapter.
+        """Return the tuned model, with its adapter if there is one.
 
-        Or made of the run's files.
+        It is the model that was trained if it is still in memory; otherwise it is loaded from the
+        run's files.
 
         Raises:
-            FedseedError: no file of the run can be made a model of.
+            FedseedError: the run has no files to load a model from.
         """
         if self.tuned is not None:
             return self.tuned()
         if self.folder is None:
             raise FedseedError("the run wrote no files, and its model is not in this process")
-        from fedseed.runs.tuned import find_source, open_tuned  # torch's side
+        from fedseed.runs.tuned import find_source, open_tuned  # imports torch
 
         return open_tuned(find_source(str(self.folder))).model

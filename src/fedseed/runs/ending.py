@@ -1,7 +1,7 @@
-"""The newest round on record in a run's folder, which its orbit or weights must agree with.
+"""Checks that a run's orbit or weights end with the newest round that the run's other files record.
 
-An orbit whose last records were cut off between two of them is a whole file of fewer steps. Nothing
-in it shows what is missing, but the run's other files do. Free of torch.
+An orbit whose last records were cut off is still a valid file, with fewer steps. The orbit does not
+show that steps are missing, but the run's other files do. This module does not need torch.
 """
 
 from pathlib import Path
@@ -14,22 +14,22 @@ from fedseed.reports.results import read_lines, read_summary
 
 
 class Ending(NamedTuple):
-    """The newest round that one of a run's files has on record."""
+    """The newest round that one of a run's files records."""
 
     file: Path  # the file with the record
     round: int  # the newest round
-    # of the weights after it; None: the file does not say
+    # digest of the weights after this round; None: the file has none
     digest: str | None
-    is_final: bool  # whether the run has ended there
+    is_final: bool  # whether the run ended with this round
 
     def check(self, path: Path, header: Header, last: int, digest: str | None) -> None:
-        """Raise OrbitError if an orbit, or weights, are not those that the run ended with.
+        """Raise OrbitError if an orbit or a file of weights is not the one that the run ended with.
 
         Args:
-            path: the file that is looked at.
-            header: what the run is.
+            path: the orbit or the file of weights.
+            header: the header of that file.
             last: the last round that the file has.
-            digest: of the weights after it; None: it is not known.
+            digest: of the weights after that round; None: not known.
         """
         file_says = (
             f"{self.file} says that the run {'ended after' if self.is_final else 'has reached'}"
@@ -52,20 +52,22 @@ class Ending(NamedTuple):
         remedies = []
         if last < self.round and can_be_made_again(path, header):
             remedies.append("make the missing rounds again with `fedseed run RECIPE --resume`")
-        remedies.append(f"say --upto {last} (upto={last} in Python) to take round {last} as it is")
+        remedies.append(
+            f"use --upto {last} (upto={last} in Python) to accept round {last} as the end"
+        )
         if path.suffix == ".orbit":
             remedies.append(
-                f"write it to an orbit of its own with `fedseed orbit rollback {path} --to {last} "
-                "--out NEW.orbit`"
+                f"write the shorter orbit to a new file with `fedseed orbit rollback {path} --to "
+                f"{last} --out NEW.orbit`"
             )
-        ways_out = ", or ".join(["Put the right file there", *remedies])
+        ways_out = ", or ".join(["Put the right file in its place", *remedies])
         raise OrbitError(f"{path}: {problem}. {ways_out}")
 
 
 def can_be_made_again(path: Path, header: Header) -> bool:
     """Return whether a run may make again the steps that its orbit has lost.
 
-    In a private run they would be drawn anew, which spends what no account knows of.
+    Not in a private run: new noise would spend privacy that no account has counted.
     """
     return path.suffix == ".orbit" and mechanism_of(header.method) is None
 
@@ -73,7 +75,7 @@ def can_be_made_again(path: Path, header: Header) -> bool:
 def read_ending(folder: Path | None) -> Ending | None:
     """Return the newest round on record in a run's folder; None if there is none.
 
-    Read it before the orbit: a run that goes on adds to the orbit first.
+    Read it before the orbit, because a running run adds to the orbit first.
 
     Raises:
         FedseedError: summary.json or metrics.jsonl is damaged.

@@ -1,15 +1,16 @@
 """The files in a run's folder: recipe, metrics, orbit or weights, summary, report.
 
-An interrupted run is taken up again from them.
+An interrupted run resumes from them.
 
 A round's files are written in an order that lets a run stop at any moment:
 
-    1. progress.jsonl   what the round cost, which nothing else could tell later
+    1. progress.jsonl   what the round cost, which no other file records
     2. model.orbit      the step (a dense method: model.safetensors): from here on the round counts
     3. metrics.jsonl    the line, with an evaluation if one is due; evaluating again gives the same
 
-A line of progress (or of answers.jsonl, where that is kept) beyond the orbit is dropped, a line of
-metrics that is missing is made up. summary.json comes last: a folder that has it is finished.
+When a run resumes, lines of progress.jsonl and answers.jsonl about later rounds than the orbit's
+last are dropped, and a missing line of metrics is made from progress. summary.json comes last: a
+folder that has it is finished.
 """
 
 import json
@@ -46,11 +47,11 @@ from fedseed.tasks.record import (
 )
 from fedseed.text import flat
 
-MOST_DIFFERENCES = 8  # keys that are named where two recipes differ
-# what clients keep from round to round, of methods with error feedback
+MOST_DIFFERENCES = 8  # how many differing keys an error names
+# what clients keep from round to round, for methods with error feedback
 MEMORY = "memory"
 CHAT_TEMPLATE = "chat_template.jinja"
-# digests of the data, and what the tokenizer makes of texts
+# digests of the data, and the fingerprint of the tokenizer
 DATA = "data.json"
 FILES = (
     "recipe.toml",
@@ -68,7 +69,7 @@ FILES = (
     "tracking.json",
     MEMORY,
 )
-# of use to this run only
+# only this run needs them
 KEPT_INSIDE = (DATA, "answers.jsonl", "progress.jsonl", "tracking.json", MEMORY)
 
 
@@ -87,9 +88,9 @@ class RunFolder:
             then `release` leaves nothing behind.
 
     Raises:
-        FedseedError: it holds a run already, or another process works in it.
-        RecipeError: the run there has another recipe, other data or other tokens.
-        StorageError: it can't be written.
+        FedseedError: the folder holds a run already, or another process is using it.
+        RecipeError: the run in it has a different recipe, data or tokenizer.
+        StorageError: the folder can't be written.
     """
 
     def __init__(
@@ -106,21 +107,21 @@ class RunFolder:
         self.path = path
         self._recipe, self._chat_template = recipe, chat_template
         self._data, self._fingerprint, self._threads = data, fingerprint, threads
-        # the number of threads that the run began with, where it is another one
+        # number of threads that the run began with, if it differs from this run's
         self.earlier_threads: int | None = None
         self._begun = False
-        # whether progress reaches the disk only by `sync`: in a network run the stream holds the
-        # steps
+        # if true, `progress` reaches the disk only through `sync`: in a network run the server's
+        # log already has the steps
         self.lazy = False
-        # of metrics and of progress, which their sums name
+        # values of metrics and progress that appear in their sums
         self._lines = 0, 0
         existing = [name for name in FILES if (path / name).exists()]
         self.finished = "summary.json" in existing
         for name in (*existing, "log.txt"):
             if is_irregular(path / name):
                 raise FedseedError(
-                    f"{path / name}: no regular file (a pipe or a device), which would hang: "
-                    "delete it"
+                    f"{path / name}: not a regular file but a pipe or a device, which could block "
+                    "the run: delete it"
                 )
         if existing and not resume:
             content, remedy = (
@@ -152,9 +153,9 @@ class RunFolder:
         self._made_progress = "progress.jsonl" not in existing
         self._progress = Appender(path / "progress.jsonl")
         try:
-            # the lock ends with the process
+            # the operating system frees the lock when the process ends
             lock_file(self._progress.handle)
-            # a folder that was released has no such file any more
+            # `release` may already have deleted this file
             if not self._progress.is_in_place():
                 raise OSError
         except OSError as error:
@@ -166,7 +167,7 @@ class RunFolder:
     def begin(self) -> None:
         """Write the recipe, and the chats' template, unless they are there already.
 
-        Raises StorageError: they can't be written.
+        Raises StorageError if they can't be written.
         """
         if self._begun:
             return
@@ -187,21 +188,20 @@ class RunFolder:
 
     @property
     def has_rounds(self) -> bool:
-        """Return whether earlier sessions have written metrics beyond round 0."""
+        """Return whether earlier sessions wrote metrics of any round after round 0."""
         metrics = self.path / "metrics.jsonl"
         return metrics.exists() and metrics.read_bytes().count(b"\n") > 1
 
     def take_up(
         self, last_round: int, fill: bool = False
     ) -> tuple[list[RoundLine], list[RoundLine]]:
-        """Return the lines that earlier sessions wrote about rounds that count.
+        """Return the lines of earlier sessions about rounds that count.
 
-        Anything later is cut off.
+        Later lines are deleted from the files.
 
         Args:
-            last_round: the last round that counts: the orbit's or the weights'.
-            fill: write empty lines of progress for rounds whose own were not on disk yet
-                at a power cut.
+            last_round: the last round that counts, from the orbit or the weights.
+            fill: write empty lines of progress for rounds whose lines were lost in a power cut.
 
         Returns:
             The lines of metrics, and the lines of progress of the rounds after the last one with
@@ -236,18 +236,20 @@ class RunFolder:
         pending = [line for line in progress if line.round > last]
         if [line.round for line in pending] != list(range(last + 1, last_round + 1)):
             raise FedseedError(
-                f"{self.path}: model.orbit is at round {last_round}, but what rounds {last + 1} "
-                f"to {last_round} have cost (progress.jsonl) is not known: cut the orbit back "
-                f"with `fedseed orbit rollback --to {last}`"
+                f"{self.path}: model.orbit is at round {last_round}, but progress.jsonl does not "
+                f"have the costs of rounds {last + 1} to {last_round}: cut the orbit back with "
+                f"`fedseed orbit rollback --to {last}`"
             )
         return metrics, pending
 
     def _cut(self, file: Appender, last_round: int) -> list[RoundLine]:
-        """Read the whole lines of a file up to round `last_round`; what comes after is cut off."""
+        """Return a file's complete lines up to round `last_round`, and delete the rest from the
+        file.
+        """
         lines: list[RoundLine] = []
         position = 0
         data = file.path.read_bytes()
-        # what stands after the last newline was not written to its end
+        # text after the last newline is a line that was not written completely
         texts = data.split(b"\n")[:-1]
         for number, text in enumerate(texts, start=1):
             try:
@@ -255,7 +257,7 @@ class RunFolder:
                 beyond = line.round > last_round
             except (ValueError, TypeError) as error:
                 if number == len(texts) and isinstance(error, json.JSONDecodeError):
-                    # zeros that a power cut left where a line was to be
+                    # a power cut may leave zeros in place of a line
                     break
                 raise FedseedError(f"{file.path}: line {number} is not valid: {error}") from error
             if beyond:
@@ -270,16 +272,18 @@ class RunFolder:
         return lines
 
     def add_answers(self, first: bytes, line: bytes) -> None:
-        """Note what a round's clients have answered, before its step counts.
+        """Write a round's answers, before its step counts.
 
-        `first`: the line before all others.
+        `first`: the file's first line.
         """
         if self._answers is None:
             self._answers = Appender(self.path / "answers.jsonl")
         self._answers.append(line if self._answers.size else first + line, sync=False)
 
     def add_progress(self, line: RoundLine) -> None:
-        """Note what a round has cost, on disk before this returns; its step comes next."""
+        """Write what a round cost. The line is on disk when this returns; the step is written after
+        it.
+        """
         metrics, progress = self._lines
         self._progress.append(
             line.encode(self._progress.path.name, progress + 1), sync=not self.lazy
@@ -287,7 +291,7 @@ class RunFolder:
         self._lines = metrics, progress + 1
 
     def sync(self) -> None:
-        """Bring what was written lazily to the disk."""
+        """Bring to the disk what was written lazily."""
         self._progress.sync()
 
     def add_metrics(self, line: RoundLine) -> None:
@@ -295,27 +299,27 @@ class RunFolder:
         assert self._metrics is not None
         metrics, _ = self._lines
         self._metrics.append(line.encode(self._metrics.path.name, metrics + 1))
-        self._progress.cut(0)  # the line has it all
+        self._progress.cut(0)  # the line of metrics has all of it
         self._lines = metrics + 1, 0
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write summary.json, last of all: the run is over."""
+        """Write summary.json, the last file of a run."""
         self.release()
         (self.path / "progress.jsonl").unlink(missing_ok=True)
         write_whole(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
     def list_artefacts(self) -> list[Path]:
-        """Return the files of a finished run that others may want to have."""
+        """Return a finished run's files that may be useful elsewhere, for trackers."""
         shared = [self.path / name for name in FILES if name not in KEPT_INSIDE]
         inside = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in shared]
         return [path for path in chain.from_iterable(inside) if path.is_file()]
 
     def release(self) -> None:
-        """Close the files as they are; later calls do nothing."""
+        """Close the files and keep their content; later calls do nothing."""
         if self.finished:
             return
         if not self._begun and self._made_progress and self._progress.handle >= 0:
-            # a folder into which others have put something stays
+            # keep a folder that holds files of others
             with suppress(OSError):
                 (self.path / "progress.jsonl").unlink()
                 if self._made_folder:
@@ -328,7 +332,7 @@ class RunFolder:
 
 
 def clear_run(path: Path) -> list[str]:
-    """Delete the files of the run in a folder, and nothing else that is there.
+    """Delete the run's files in a folder, and no other files.
 
     Args:
         path: the run's folder; it need not exist.
@@ -337,11 +341,11 @@ def clear_run(path: Path) -> list[str]:
         The names of what was deleted.
 
     Raises:
-        FedseedError: another process is running in the folder, or `path` is no folder.
+        FedseedError: another process is running in the folder, or `path` is not a folder.
         StorageError: something can't be deleted.
     """
     if path.exists() and not path.is_dir():
-        raise FedseedError(f"{path}: no folder")
+        raise FedseedError(f"{path}: not a folder")
     existing = [name for name in (*FILES, "log.txt") if os.path.lexists(path / name)]
     if not existing:
         return []
@@ -374,24 +378,25 @@ def _delete(path: Path) -> None:
 def compare_recipes(
     path: Path, recipe: str, besides: Collection[str] = (), extensible: bool = True
 ) -> None:
-    """Check that a folder's recipe is the one given, key by key.
+    """Check key by key that a folder's recipe is the given one.
 
     Args:
         path: the folder; it has a recipe.toml.
         recipe: the recipe as TOML.
         besides: keys that may differ.
-        extensible: whether the command can have another number of rounds (`--resume --rounds`).
+        extensible: whether the command allows another number of rounds (`--resume --rounds`).
 
     Raises:
-        RecipeError: it is another one; names the keys and both values of each.
+        RecipeError: the recipes differ; the message names the keys and both values of each.
     """
     tables = [
         make_paths_absolute(table)
         for table in (read_toml(path / "recipe.toml"), tomllib.loads(recipe))
     ]
-    # of a plug-in that is not there any more, say: they are compared as they stand
+    # validation fails if, for example, a plug-in is missing: then the texts are compared as they
+    # are
     with suppress(ValidationError):
-        # with the defaults of keys that an earlier fedseed did not have
+        # adds the defaults of keys that an earlier fedseed did not have
         tables = [Recipe.model_validate(table).model_dump(exclude_none=True) for table in tables]
     fields = chain.from_iterable(list_fields(Recipe, table) for table in tables)
     apart = {key for key, field in fields if INCIDENTAL in field.metadata}
@@ -399,7 +404,7 @@ def compare_recipes(
     differences: list[str] = []
     for key in dict.fromkeys([*folder_values, *given_values]):
         values = folder_values.get(key), given_values.get(key)
-        # not the folder of its file; a base is known by its digest
+        # the path may differ, because a base is identified by its digest
         if key in ("reward.function", "model.base"):
             values = str(values[0]).rpartition("/")[2], str(values[1]).rpartition("/")[2]
         if values[0] != values[1] and key not in apart and key not in besides:
@@ -407,7 +412,7 @@ def compare_recipes(
                 repr(table[key]) if key in table else "not set"
                 for table in (folder_values, given_values)
             )
-            remark = f" (--resume --rounds {b} lets it have so many)"
+            remark = f" (--resume --rounds {b} changes the number)"
             differences.append(
                 f"{key} is {a} there, {b} here{remark if key == 'rounds' and extensible else ''}"
             )
@@ -419,16 +424,16 @@ def compare_recipes(
 
 
 def compare_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) -> None:
-    """Check that a run that goes on has the data and the tokens that it began with.
+    """Check that a resumed run has the data and the tokenizer that it began with.
 
     Args:
-        path: its folder. A folder of an earlier fedseed has no record of them.
-        data: digests of the data that are here.
-        fingerprint: what the base's tokenizer makes of texts here.
+        path: the run's folder. Folders of an earlier fedseed have no record of the data, and pass.
+        data: digests of the data as they are now.
+        fingerprint: the tokenizer's fingerprint as it is now.
 
     Raises:
-        RecipeError: they have changed; names the part and the way out.
-        FedseedError: the folder's record of them can't be read.
+        RecipeError: something has changed; the message names what, and the remedy.
+        FedseedError: the folder's record can't be read.
     """
     file = path / DATA
     if not file.is_file():
@@ -441,12 +446,12 @@ def compare_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) 
             began_with = Fingerprint.from_json(stored["tokens"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise FedseedError(
-            f"{file}: can't be read ({error}): without it nobody knows whether the data changed; "
-            "delete it to go on nevertheless"
+            f"{file}: can't be read ({error}): without it fedseed can't check whether the data "
+            "changed; delete it to resume anyway"
         ) from error
     way_out = (
-        f"put it back as it was, or begin another run with --out; {file} can be deleted to go on "
-        "nevertheless, and the figures before and after can't be compared then"
+        "restore the old state, or begin another run with --out. To resume anyway, delete "
+        f"{file}; then figures from before and after the change can't be compared"
     )
     changes = []
     if data and earlier_record:
@@ -460,9 +465,9 @@ def compare_data(path: Path, data: DataRecord, fingerprint: Fingerprint | None) 
 
 
 def read_threads(path: Path) -> int | None:
-    """Return the number of threads that a folder's run began with; None if that is not known.
+    """Return the number of threads that a folder's run began with; None if not known.
 
-    The last bits of torch's sums depend on it.
+    The last bits of torch's sums depend on this number.
     """
     try:
         threads = json.loads((path / DATA).read_text(encoding="utf-8"))["threads"]
@@ -477,7 +482,7 @@ def _write_data(
     path: Path, data: DataRecord, fingerprint: Fingerprint | None, threads: int | None
 ) -> None:
     tokens = None
-    # without the data's digests (a private run's) nothing of the tokens is written either
+    # a private run writes no digests of the data, and then nothing about the tokenizer either
     if fingerprint is not None and data:
         tokens = fingerprint.to_json()
     table = {"data": record_to_json(data), "tokens": tokens, "threads": threads}
@@ -485,23 +490,24 @@ def _write_data(
 
 
 def extend(settings: RunSpec) -> str | None:
-    """Let the run in a folder have the rounds that the settings say, if it was to have fewer.
+    """Raise the number of rounds of the run in a folder to that of the settings.
 
-    It becomes an interrupted run, and ends with the weights, steps and metrics of one that had all
-    rounds from the start: nothing in a round depends on how many there will be. What the end of the
-    run has added is taken back: the orbit's end, and the evaluation of its last round if a longer
-    run has none there. summary.json goes last, so an interrupted call is repeated.
+    The run becomes an interrupted one. Resumed, it gets the same weights, steps and metrics as a
+    run that had all rounds from the start, because a round does not depend on the number of rounds.
+    This removes what only the end of a run writes: the orbit's end record, and the evaluation of
+    the last round if a longer run has none there. summary.json is removed last, so that an
+    interrupted call can be repeated.
 
     Args:
-        settings: what the run is to be; its `folder` holds the run.
+        settings: the run's new specification; its `folder` holds the run.
 
     Returns:
-        What was done, for a person; None: nothing (there is no run yet, or it has that number of
-        rounds already).
+        A message about what was done; None if nothing was done, because there is no run yet or it
+        already has this number of rounds.
 
     Raises:
-        RecipeError: another recipe, or fewer rounds than the run has.
-        OrbitError: the orbit is damaged, or compacted.
+        RecipeError: the folder has another recipe, or the run has more rounds already.
+        OrbitError: the orbit is damaged or compacted.
     """
     path = settings.folder
     if path is None or not (path / "metrics.jsonl").is_file():
@@ -515,13 +521,13 @@ def extend(settings: RunSpec) -> str | None:
     earlier_rounds = int(summary.get("rounds", 0))
     if earlier_rounds > settings.rounds:
         raise RecipeError(
-            f"--rounds {settings.rounds}: the run in {path} has had {earlier_rounds}; fedseed "
-            "export --upto goes back"
+            f"--rounds {settings.rounds}: the run in {path} already has {earlier_rounds}; fedseed "
+            "export --upto exports an earlier round"
         )
     if summary and (
         earlier_rounds == settings.rounds or (summary.get("stopped") or {}).get("early")
     ):
-        # a run that stopped early would stop at the same round
+        # early stopping would end the longer run at the same round
         return None
     ended_orbit = _find_ended_orbit(path / "model.orbit")
     file = path / "recipe.toml"
@@ -530,23 +536,23 @@ def extend(settings: RunSpec) -> str | None:
         if recipe.get("rounds") != settings.rounds:
             write_whole(file, tomli_w.dumps({**recipe, "rounds": settings.rounds}).encode())
     _take_back_evaluation(path / "metrics.jsonl", settings)
-    # its end goes, and the last digest if a longer run has none there
+    # remove the end record, and the last digest if a longer run has none there
     if ended_orbit is not None:
         parts = list(ended_orbit.parts)
         if parts and not settings.digests(ended_orbit.last):
             parts[-1] = replace(parts[-1], digest=NO_DIGEST)
         write_orbit(path / "model.orbit", ended_orbit.start, parts)
-    if not summary:  # it was interrupted, and goes on anyhow
+    if not summary:  # the run was interrupted, so it goes on without a message
         return None
     (path / "summary.json").unlink()
     sync_path(path)
-    return f"the run in {path} had {earlier_rounds} rounds: it goes on to {settings.rounds}"
+    return f"the run in {path} had {earlier_rounds} rounds: it continues to {settings.rounds}"
 
 
 def _find_ended_orbit(file: Path) -> Orbit | None:
-    """Return a run's orbit if it is whole, with its end; None if there is none or it was cut off.
+    """Return a run's orbit if it has its end record; None if there is no orbit or it was cut off.
 
-    Raises OrbitError: it is damaged, or compacted.
+    Raises OrbitError if it is damaged or compacted.
     """
     if not file.is_file():
         return None
@@ -554,22 +560,23 @@ def _find_ended_orbit(file: Path) -> Orbit | None:
     if damage is not None and not damage.torn:
         raise OrbitError(damage.text)
     if orbit.header.first > 1:
-        raise OrbitError(f"{file} is compacted: a run can't go on from it")
+        raise OrbitError(f"{file} is compacted: a run can't continue from it")
     if damage is not None:
         return None
     return orbit
 
 
 def reopen_cut_run(path: Path) -> str | None:
-    """Make an interrupted run of a finished one whose orbit has lost its last steps.
+    """Turn a finished run whose orbit has lost its last steps into an interrupted one.
 
-    The steps that follow are the same again: nothing in a round depends on what came after it.
+    Resumed, it makes the same steps again, because a round depends only on earlier rounds.
 
     Args:
         path: the run's folder.
 
     Returns:
-        What was done, for a person; None: nothing (no step is missing, or none can be made again).
+        A message about what was done; None if nothing was done, because no step is missing or the
+        missing ones can't be made again.
 
     Raises:
         FedseedError: summary.json is damaged.
@@ -585,27 +592,27 @@ def reopen_cut_run(path: Path) -> str | None:
     missing = ending is not None and orbit.last < ending.round
     if ending is None or not missing or not can_be_made_again(file, orbit.header):
         return None
-    write_orbit(file, orbit.start, orbit.parts)  # without the record of its end
+    write_orbit(file, orbit.start, orbit.parts)  # without the end record
     (path / "summary.json").unlink()
     sync_path(path)
     return (
-        f"{file} ends with step {orbit.last}, and the run ended with step {ending.round}: the "
-        "missing steps are made again"
+        f"{file} ends with step {orbit.last}, but the run ended with step {ending.round}: making "
+        "the missing steps again"
     )
 
 
 def _take_back_evaluation(file: Path, settings: RunSpec) -> None:
-    """Take what was measured after the last round out of its line, if a longer run measures nothing
-    there.
+    """Remove the last round's evaluation from its line of metrics, if a longer run does not
+    evaluate there.
     """
-    texts = file.read_bytes().split(b"\n")[:-1]  # whole lines
+    texts = file.read_bytes().split(b"\n")[:-1]  # complete lines
     try:
         first, last = (
             RoundLine.from_json(json.loads(texts[number - 1]), file.name, number)
             for number in (1, len(texts))
         )
     except (ValueError, LookupError, TypeError):
-        return  # a damaged file: taking the run up reports it
+        return  # a damaged file: resuming the run reports it
     if settings.evaluates(last.round):
         return
     last.metrics = {

@@ -1,8 +1,8 @@
-"""Does what `fedseed join` does: takes part in a recipe's run for some of its clients, and keeps
-the tuned model.
+"""Takes part in a recipe's run for some of its clients and saves the tuned model, for `fedseed
+join`.
 
-Where each client's data lies by itself, a process opens no other client's; and it opens evaluation
-data only if it is asked to evaluate.
+If each client has its own file, a process opens only those of its own clients. It opens evaluation
+data only when the coordinator asks it to evaluate.
 """
 
 import os
@@ -40,24 +40,24 @@ from fedseed.transport.base import Transport
 from fedseed.transport.subjects import name_problem
 
 ORBIT = "model.orbit"
-# accounts that are described when a process begins
+# the largest number of clients whose privacy accounts are described at the start
 MOST_NOTED = 10
 
 
 def make_client(
     load: "Loading", run: str, transport: Transport, orbit: Path | None = None
 ) -> NetworkClient:
-    """Return a process that takes part in a recipe's run.
+    """Make the client process of a recipe's run.
 
     Args:
-        load: its model, data and keys.
+        load: loads the model, the data and the keys.
         run: the run's name on the transport.
         transport: how to reach the coordinator.
-        orbit: a new file for the run's orbit, written when the run is over; of a method that has
-            one.
+        orbit: a new file for the run's orbit, written when the run is over; only for methods that
+            have an orbit.
 
     Raises:
-        RecipeError: the model can't be had.
+        RecipeError: the model can't be loaded.
     """
     load.opened = state_folder() / "opened" / run
     load.data_notes = state_folder() / "data" / run
@@ -66,8 +66,8 @@ def make_client(
     if mechanism_of(recipe.method) is not None and not (
         load.party and recipe.federation.clients is None
     ):
-        # the coordinator ends the run with privacy's budget; who knows all clients can tell when,
-        # as it does
+        # the coordinator ends the run when the privacy budget is spent; with all clients known,
+        # this process can compute the same end
         clients, layout = [0] * len(load.names), client.hosted.header.layout
         counted = Coordinator(
             recipe.method, layout, recipe.seed, clients, recipe.federation.count(len(clients))
@@ -77,7 +77,7 @@ def make_client(
 
 
 def state_folder() -> Path:
-    """Return the folder for what must outlast runs on this machine, of the user who runs this."""
+    """Return this user's folder for files that outlast a run."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "fedseed"
 
@@ -86,9 +86,9 @@ class SiteAccount(NamedTuple):
     """A site's settings for its clients' privacy accounts.
 
     Args:
-        file: an account's file, used alone; "{name}" in it stands for the client. None: in the
-            user's state folder, by the client's name.
-        budget: the most epsilon of all runs together; None: as in the recipe.
+        file: the account's file; "{name}" in it stands for the client. None: a file with the
+            client's name in the user's state folder.
+        budget: the highest epsilon of all runs together; None: the recipe's budget.
     """
 
     file: Path | None = None
@@ -96,19 +96,19 @@ class SiteAccount(NamedTuple):
 
 
 class Loading:
-    """Loads the recipe's model each time it is called; the hosted clients' data once.
+    """Loads a recipe's model at each call, and the hosted clients' data once.
 
     Args:
         recipe: the recipe.
         clients: names or patterns of the hosted clients.
         progress: shows notes about the evaluation data when it is loaded.
-        own_data: where the hosted clients' own data lies; None: the recipe's paths.
-        identity: the file of the key that signs for a client in secure sums; "{name}" in it stands
-            for the client.
-        account: where the hosted clients' privacy accounts are, and what they allow.
+        own_data: path of the hosted clients' own data; None: the recipe's paths.
+        identity: the file of the private key that signs a client's messages in secure sums;
+            "{name}" in it stands for the client.
+        account: settings of the hosted clients' privacy accounts.
 
     Raises:
-        RecipeError: the recipe has no client of such a name, or its data or key can't be had.
+        RecipeError: the recipe has no client of that name, or its data or key can't be read.
         PrivacyError: an account is damaged.
         StorageError: an account can't be written.
     """
@@ -126,24 +126,25 @@ class Loading:
         self.progress = progress or Progress()
         self._evaluation: TaskData | None = None
         self._own = own_data or OwnData()
-        # the folder in which secure sums note which sums were opened
+        # secure sums record in this folder which sums were opened
         self.opened: Path | None = None
-        # the folder in which a client notes which data it has while a run goes on
+        # a client records in this folder the data that it has during a run
         self.data_notes: Path | None = None
-        self._parts: list[TaskData] | None = None  # of clients with data of their own
+        self._parts: list[TaskData] | None = None  # data of clients that each have their own
         self.party = recipe.of_parties or (own_data is not None and recipe.task.own_data)
         if self.party:
             self._load_own(clients)
         else:
             names, whole = recipe.task.client_names(), None
-            if names is None:  # the names are in the data alone
+            if names is None:  # only the data has the names
                 whole = recipe.task.load()
                 names = [client.name for client in whole.clients]
             self.names, self.hosted = names, match_names(clients, names)
             recipe.federation.check(len(names))
             if own_data is not None:
                 raise RecipeError(
-                    f'--data: task.name = "{recipe.task.name}" deals its data itself; take "files"'
+                    f'--data: task.name = "{recipe.task.name}" divides its data itself; '
+                    '--data needs task.name = "files"'
                 )
             if whole is None:
                 self.data = recipe.task.load_part(self.hosted, evaluate=False)
@@ -154,7 +155,8 @@ class Loading:
         self._accounts: dict[str, Account] | None = None
 
     def open_accounts(self) -> dict[str, Account]:
-        """Return the hosted clients' privacy accounts, opened once; none, if they need none.
+        """Return the hosted clients' privacy accounts, opened at the first call; empty if they need
+        none.
 
         Raises:
             RecipeError: the site's settings of accounts do not fit the recipe.
@@ -171,8 +173,8 @@ class Loading:
         if settings is None:
             if site != SiteAccount():
                 raise RecipeError(
-                    "--account and --budget: this recipe's clients keep no privacy account; those "
-                    'of one with privacy.level = "example" do'
+                    "--account and --budget: this recipe's clients keep no privacy account; only "
+                    'a recipe with privacy.level = "example" needs accounts'
                 )
             return {}
         if site.file is not None and len(self.hosted) > 1 and "{name}" not in str(site.file):
@@ -192,21 +194,21 @@ class Loading:
         return accounts
 
     def _usual_account(self, name: str) -> tuple[Path, str]:
-        """Return a client's file in the state folder, and where the client's data lies."""
+        """Return a client's account file in the state folder, and the path of the client's data."""
         folder, task = state_folder() / "accounts", self.recipe.task
         problem = name_problem(name)
         if problem:
             raise RecipeError(f"client {show_text(name)} can't have a privacy account: {problem}")
         if not self.party:
-            # such clients are called alike whatever their data: by the task
+            # these clients have the same names in every data set, so the file is named by the task
             return folder / f"{name}.{task.name}{SUFFIX}", ""
         alone = len(self.hosted) == 1 and self._own.path is not None
         return folder / f"{name}{SUFFIX}", task.place_of_own(name, self._own, alone)
 
     def _load_own(self, clients: Sequence[str]) -> None:
-        """Load the data of clients that each have their own.
+        """Load the data of clients that each have their own files.
 
-        Without a list they need not know who else there is.
+        A client need not know which other clients take part if the recipe does not list them.
         """
         roster, own_data = self.recipe.federation.clients, self._own
         for name in clients if roster is None else ():
@@ -218,7 +220,8 @@ class Loading:
                 )
         if roster is None and self.recipe.attack is not None:
             raise RecipeError(
-                "attack: which clients are Byzantine is not known without federation.clients"
+                "attack: federation.clients must list the clients, because it decides which "
+                "of them are Byzantine"
             )
         self.hosted = (
             list(dict.fromkeys(clients)) if roster is None else match_names(clients, roster)
@@ -226,8 +229,8 @@ class Loading:
         self.names = roster or self.hosted
         alone = len(self.hosted) == 1
         if own_data.evaluation_file is not None and not alone:
-            raise RecipeError("--evaluation-file: for one --client")
-        # then all that lies there is the client's; otherwise each has a file there
+            raise RecipeError("--evaluation-file: can only be used with one --client")
+        # one client: the whole path is its own data; several clients: each has a file in it
         alone &= own_data.path is not None
         self._parts = [self.recipe.task.load_own(name, own_data, alone) for name in self.hosted]
         self.data = replace(
@@ -237,7 +240,7 @@ class Loading:
         )
 
     def __call__(self) -> Hosted:
-        """Return the model at its base, and the hosted clients' examples."""
+        """Return the base model with the hosted clients' examples."""
         _, hosted = host(
             self.recipe,
             self.data,
@@ -256,7 +259,7 @@ class Loading:
 
     @cached_property
     def _data_record(self) -> DataRecord:
-        """Return the record of the hosted clients' data, with what they hold out of them."""
+        """Return the record of the hosted clients' data, including what they hold out."""
         record = dict(clients_record(self.data.clients))
         for part in self._parts or ():
             if part.evaluation.get("") or part.validation:
@@ -265,7 +268,7 @@ class Loading:
         return record
 
     def _evaluate_with(self, equipment: Equipment) -> Evaluation:
-        """Return the function that measures the model; its first call loads the evaluation data."""
+        """Return the evaluation function; its first call loads the evaluation data."""
 
         @cache
         def load_measure() -> Evaluation:
@@ -278,7 +281,7 @@ class Loading:
                     if self._parts is not None:
                         shared = task.load_shared(self._own.evaluation_file)
                     self._evaluation = shared or task.load_part(self.hosted, evaluate=True)
-            # by now the model may be far from its base
+            # the model has been tuned by now, so load the base again
             measure, notes = make_evaluation(
                 self.recipe,
                 equipment,
@@ -293,30 +296,30 @@ class Loading:
                 self.progress.note(note)
             return measure
 
-        # of a private run nothing is measured, whatever a coordinator asks
+        # a private run measures nothing, whatever the coordinator asks for
         return lambda model: load_measure()(model) if self.recipe.evaluates else {}
 
 
 def read_identities(
     recipe: Recipe, clients: Sequence[str], file: Path | None
 ) -> dict[str, Ed25519PrivateKey]:
-    """Return the keys that sign for clients in secure sums, by name.
+    """Return the private keys that sign clients' messages in secure sums, by client name.
 
     None if the recipe has no public keys.
 
     Args:
         recipe: the recipe.
-        clients: names.
-        file: where they are; "{name}" in it stands for the client.
+        clients: the clients' names.
+        file: the keys' file; "{name}" in it stands for the client.
 
     Raises:
-        RecipeError: a key is missing, or is not the recipe's.
+        RecipeError: a key is missing, or does not belong to the recipe's public key.
     """
     sums = recipe.secure_sums
     if sums is None or not sums.identities:
         if file is not None:
             raise RecipeError(
-                f"--identity {file}: the recipe has nobody's public key (secure_sums.identities)"
+                f"--identity {file}: the recipe has no public keys (secure_sums.identities)"
             )
         return {}
     problem = sums.missing_key(clients)
@@ -324,8 +327,8 @@ def read_identities(
         raise RecipeError(problem)
     if file is None:
         raise RecipeError(
-            f"secure_sums.identities: where is the private key of {clients[0]}? --identity FILE, "
-            "as `fedseed orbit keygen` has written it"
+            f"secure_sums.identities: the private key of {clients[0]} is missing: give --identity "
+            "FILE, a file written by `fedseed orbit keygen`"
         )
     keys = {}
     for name in clients:
@@ -336,16 +339,18 @@ def read_identities(
             raise RecipeError(f"--identity {error}") from error
         if identity_text(keys[name].public_key().public_bytes_raw()) != sums.identities[name]:
             raise RecipeError(
-                f"--identity {path}: it is not the key that secure_sums.identities has for {name}"
+                f"--identity {path}: this key does not belong to {name}'s public key in "
+                "secure_sums.identities"
             )
     return keys
 
 
 def prepare_orbit_file(folder: Path) -> Path:
-    """Make a folder, and return the file for the orbit while the model is not there.
+    """Make the folder for the tuned model, and return the file that holds the orbit until the model
+    is saved.
 
     Raises:
-        FedseedError: the folder holds a model or an orbit already, or can't be made.
+        FedseedError: the folder already holds a model or an orbit, or can't be made.
     """
     check_free(folder)
     if (folder / ORBIT).exists():
@@ -353,7 +358,7 @@ def prepare_orbit_file(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / f".{ORBIT}"
-        part.unlink(missing_ok=True)  # of an earlier process that was interrupted
+        part.unlink(missing_ok=True)  # left by an interrupted process
     except OSError as error:
         raise FedseedError(f"{folder}: can't be written: {error.strerror}") from error
     return part
@@ -363,9 +368,9 @@ def save_model(client: NetworkClient, digest: str, folder: Path) -> None:
     """Write the tuned model, its orbit and its card into a folder, when the run is over.
 
     Args:
-        client: the process; it has run, and written its orbit where `prepare_orbit_file` said.
+        client: the process after its run, with its orbit in the file from `prepare_orbit_file`.
         digest: of the weights.
-        folder: where it goes; it holds no model.
+        folder: the folder to write to; it must not hold a model.
 
     Raises:
         FedseedError: it can't be written.
@@ -398,10 +403,10 @@ def save_model(client: NetworkClient, digest: str, folder: Path) -> None:
 
 
 def match_names(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the names that are wanted, by name or pattern, in the run's order.
+    """Return the clients' names that match the wanted names or patterns, in the run's order.
 
     Raises:
-        RecipeError: one fits no name.
+        RecipeError: a name or pattern matches no client.
     """
     for pattern in patterns:
         if not any(name == pattern or fnmatchcase(name, pattern) for name in names):

@@ -1,8 +1,8 @@
-"""Runs all rounds of a federation, whatever carries the messages: in process or over a network.
+"""The main loop: runs all rounds of a federation, in one process or over a network.
 
-Free of torch. A `Run` opens and closes rounds, counts what they cost, and writes the folder,
-metrics, summary and pictures; its subclasses say how messages travel and where weights are kept
-(`Simulation`: here, in this process; `NetworkRun`: behind a transport).
+A `Run` opens and closes rounds, counts their costs, and writes the folder with metrics, summary and
+pictures. Its subclasses move the messages and hold the weights: `Simulation` in this process,
+`NetworkRun` over a transport. This module does not need torch.
 """
 
 import time
@@ -37,28 +37,28 @@ from fedseed.runs.spec import RunSpec
 from fedseed.runs.store import OrbitStore, Restored, StepStore, WeightsStore
 from fedseed.tracking import Start, Trackers
 
-# A step whose reconstruction noise is this long beside the weights (per round) is likely to harm
-# the model.
+# Warn if the norm of a step's reconstruction noise is at least this share of the weights' norm:
+# such noise is likely to harm the model.
 NOISE_WARNING = 0.1
-LONG_ACCOUNT = 20_000  # rounds whose privacy takes seconds to count
+LONG_ACCOUNT = 20_000  # from this number of rounds on, privacy accounting takes seconds
 
 
 def _heard_nobody(metrics: Sequence[RoundLine]) -> bool:
-    """Return whether there were rounds, and no client has sent anything in any of them."""
+    """Return whether rounds have run but no client has sent anything in any of them."""
     return len(metrics) > 1 and not any(line.bytes_up for line in metrics[1:])
 
 
 class Run(ABC):
-    """The rounds of one run; subclasses say where its clients are and who holds the weights.
+    """A run and its rounds; subclasses reach the clients and hold the weights.
 
-    They have `spec`, `coordinator`, `header` and `names` (the clients', by their numbers) before it
-    begins.
+    A subclass sets `spec`, `coordinator`, `header` and `names` (the clients' names in the order of
+    their numbers) before `run` is called.
 
     Args:
-        progress: shows the run going on.
+        progress: shows progress.
     """
 
-    # whether a step's digest is known only when its round is examined
+    # whether a step's digest becomes known only in `examine`
     waits: ClassVar[bool] = False
     spec: RunSpec
     coordinator: Coordinator
@@ -67,15 +67,17 @@ class Run(ABC):
 
     def __init__(self, progress: Progress) -> None:
         self.progress = LoggedProgress(progress)
-        self.folder: RunFolder | None = None  # what the run writes; None: nothing
-        self.store: StepStore | None = None  # where steps are kept, in the folder
+        self.folder: RunFolder | None = None  # where the run writes; None: nowhere
+        self.store: StepStore | None = None  # keeps the steps, in the folder
         self._warned = False
         self._warned_of_divergence = False
         self._began = ""
 
     @property
     def threads(self) -> int | None:
-        """Return the number of threads that each process trains with; None: nothing trains here."""
+        """Return the number of threads with which each process trains; None if this process does
+        not train.
+        """
         return None
 
     def logged(self) -> StepLogContents | None:
@@ -84,43 +86,45 @@ class Run(ABC):
 
     @abstractmethod
     def catch_up(self, restored: Restored) -> None:
-        """Bring all processes that hold weights to the last round that counts."""
+        """Bring every process that holds weights to the last round that counts."""
 
     @abstractmethod
     def gather(self, number: int) -> Gathered:
-        """Open a round, sends the plans, hands the answers to the coordinator."""
+        """Open a round, send the plans, and pass the answers to the coordinator."""
 
     def apply(self, step: Message, line: RoundLine, log: bool) -> None:  # noqa: B027
-        """Apply the step if the model is here, and add to `line` what is known then."""
+        """Apply the step if this process holds the model, and add the figures it gives to
+        `line`.
+        """
 
     def publish(self, step: Message, line: RoundLine) -> None:  # noqa: B027
-        """Tell others of the step: where there is a log, the round counts from here on."""
+        """Send the step to the clients. Where there is a log, the round counts from here on."""
 
     def recorded(self, line: RoundLine, log: bool) -> None:  # noqa: B027
-        """Note that the round counts."""
+        """Record that the round counts."""
 
     @abstractmethod
     def examine(self, line: RoundLine, evaluate: bool) -> None:
-        """Add to a line of metrics what only those with the model know: its digest, evaluation,
-        their work.
+        """Add to a line of metrics what needs the model: the digest, the evaluation, the clients'
+        work.
         """
 
     def guess_loss(self) -> float | None:
         """Return the loss of a model that finds every word or class equally likely.
 
-        None: it is not known here.
+        None if it is not known here.
         """
         return None
 
     def finish(self) -> None:  # noqa: B027
-        """End what the run has besides its files, after the last round."""
+        """Do what the subclass has to do after the last round, besides writing files."""
 
     def draw(self, folder: RunFolder, summary: dict[str, Any]) -> None:
-        """Draw the run's pictures and writes its page."""
+        """Draw the run's pictures and write its page."""
         draw_run(folder.path, summary)
 
     def tuned(self) -> Any:
-        """Return the tuned model; None: it is not here."""
+        """Return the tuned model; None if this process does not have it."""
         return None
 
     def describe_process(self) -> dict[str, Any]:
@@ -130,20 +134,21 @@ class Run(ABC):
     def run(
         self, resume: bool = False, extend: bool = False, overwrite: bool = False
     ) -> costs.RunResult:
-        """Run all rounds; return (and writes, if there is a folder) metrics and summary.
+        """Run all rounds and return metrics and summary. They are also written if the run has a
+        folder.
 
         Args:
-            resume: go on where the run in the folder stopped, whatever stopped it, to the same end
-                as if it had not; start if the folder is empty. A finished run's results are
-                returned as they are.
-            extend: with `resume`: a run that was to have fewer rounds, finished or not, goes on to
-                as many as this one.
-            overwrite: delete the run that is in the folder, finished or not, once this run has
-                passed its checks.
+            resume: continue the run in the folder from where it stopped, with the same result as
+                without the stop. If the folder is empty, start; if its run is finished, return its
+                results.
+            extend: with `resume`: continue a run that had fewer rounds to the number of this one,
+                even if it is finished.
+            overwrite: delete the run in the folder, finished or not, after this run has passed its
+                checks.
 
         Raises:
-            FedseedError: the folder holds a run already; with `resume`: another one, or a damaged
-                one.
+            FedseedError: the folder holds a run and `resume` is false; or, with `resume`, the
+                folder's run is a different one or damaged.
         """
         self._check_options(resume, extend, overwrite)
         self._change_earlier_run(resume, extend, overwrite)
@@ -158,7 +163,8 @@ class Run(ABC):
                     spec.recipe_text,
                     resume,
                     spec.chat_template,
-                    # a reader of a private run's folder could test which data have these digests
+                    # in a private run, a reader of the folder could use the digests to test guesses
+                    # about the data
                     data={} if spec.private else spec.data_record,
                     fingerprint=spec.fingerprint,
                     threads=self.threads,
@@ -166,10 +172,10 @@ class Run(ABC):
                 earlier_threads = self.folder.earlier_threads
                 if earlier_threads is not None:
                     self.progress.warn(
-                        f"{spec.folder}: the run began with {plural(earlier_threads, 'thread')} a "
-                        f"process and goes on with {self.threads}: the last bits of the weights "
-                        "will not be those of a run without interruption; --threads "
-                        f"{earlier_threads} keeps them"
+                        f"{spec.folder}: the run began with {plural(earlier_threads, 'thread')} "
+                        f"in each process but now has {self.threads}, so the last bits of the "
+                        "weights will differ from an uninterrupted run's; use --threads "
+                        f"{earlier_threads} to keep them equal"
                     )
             if self.folder.finished:
                 return self._finished(spec.folder)
@@ -190,19 +196,18 @@ class Run(ABC):
         """Raise FedseedError if the options of `run` do not fit each other or the run."""
         if self._began:
             raise FedseedError(
-                "this federation has run already: its model is no longer the base; make a new one"
+                "this federation has run already, so its model is no longer the base: make a "
+                "new Federation"
             )
         if resume and self.spec.folder is None:
-            raise RecipeError("resume needs a folder (out)")
+            raise RecipeError("resume needs a folder: set out")
         if extend and not resume:
-            raise RecipeError(
-                "extend goes with resume: a new run has as many rounds as its recipe says"
-            )
+            raise RecipeError("extend needs resume: a new run has the recipe's number of rounds")
         if overwrite and (resume or self.spec.folder is None):
-            raise RecipeError("overwrite goes with a folder (out), and without resume")
+            raise RecipeError("overwrite needs a folder (out) and can't be combined with resume")
 
     def _change_earlier_run(self, resume: bool, extend: bool, overwrite: bool) -> None:
-        """Delete, extend or reopen the run that is in the folder, as the options of `run` ask."""
+        """Delete, extend or reopen the run in the folder, according to the options of `run`."""
         path = self.spec.folder
         if path is None:
             return
@@ -217,14 +222,14 @@ class Run(ABC):
             self.progress.note(note)
 
     def _finished(self, path: Path) -> costs.RunResult:
-        """Return the results that a finished run has left in its folder."""
-        self.progress.note(f"the run in {path} is finished: nothing is changed")
+        """Return the results of a finished run from its folder."""
+        self.progress.note(f"the run in {path} is finished already: nothing to do")
         return costs.RunResult(read_summary(path), read_metrics(path), path)
 
     def _run(self) -> costs.RunResult:
         spec, folder, path = self.spec, self.folder, self.spec.folder
         metrics: list[RoundLine] = []
-        # a step-by-step method's rounds since the last line
+        # rounds of a step-by-step method that are not yet in a line of metrics
         pending: list[RoundLine] = []
         began = time.perf_counter()
         self.progress.write("began", command())
@@ -236,14 +241,14 @@ class Run(ABC):
                 last_round = restored.round
                 folder.begin()
                 metrics, pending = folder.take_up(last_round, fill=self.waits)
-                # nothing refuses the folder any more: now others may hear of it
+                # the folder has passed all checks, so trackers may start
                 self.catch_up(restored)
-                # what earlier sessions took, but for loading
+                # the total includes the seconds of earlier sessions, except for their loading
                 began -= sum(
                     chain.from_iterable(line.seconds.values() for line in [*metrics, *pending])
                 )
             self.progress.open(path)
-            # an interrupted run may have its last round's step, but not yet its line of metrics
+            # an interrupted run may have stored the last round's step without its line of metrics
             first = last_round if pending or not metrics else last_round + 1
             earlier = [line.to_json() for line in metrics]
             start = Start(
@@ -257,7 +262,7 @@ class Run(ABC):
             )
             self._trackers.tell("start", start)
             for number in range(first, spec.rounds + 1):
-                # only a new line can end the run early
+                # only after a new line of metrics can the run stop early
                 if not pending and stopping.is_over(metrics, spec.patience):
                     break
                 log = spec.logs(number)
@@ -282,8 +287,8 @@ class Run(ABC):
         summary = self._summary(metrics, time.perf_counter() - began, orbit_bytes)
         if _heard_nobody(metrics):
             self.progress.warn(
-                "no client has sent anything in any round: the model is the base, untuned; see "
-                "what each gives as its reason (log.txt, skipped in metrics.jsonl)"
+                "no client sent anything in any round, so the model is still the base; each "
+                'client\'s reason is in log.txt and under "skipped" in metrics.jsonl'
             )
         if folder is not None:
             self._finish_folder(folder, summary)
@@ -297,9 +302,9 @@ class Run(ABC):
         return costs.RunResult(summary, [line.to_json() for line in metrics], path, tuned)
 
     def _show_notes(self) -> None:
-        """Show the notes about the data, and a warning if the budget of bytes is too large."""
-        # notes are about clients' data: in a private run they are shown to its holder, and not
-        # written to a file
+        """Show the notes about the data, and warn if the budget of bytes exceeds the weights."""
+        # the notes are about clients' data: a private run shows them only to the data's holder, and
+        # writes them to no file
         show = self.progress.note
         if self.spec.private:
             show = self.progress.shown.note
@@ -310,9 +315,9 @@ class Run(ABC):
             self.progress.warn(excess)
 
     def _complete_line(self, line: RoundLine, number: int) -> None:
-        """Add the evaluation and the privacy spent after a round to its line of metrics.
+        """Add the evaluation and the privacy spent so far to a round's line of metrics.
 
-        Raises RecipeError if the run is to stop early and the evaluation has no loss to stop by.
+        Raises RecipeError if the run uses early stopping but the evaluation has no validation loss.
         """
         spec = self.spec
         self.examine(line, spec.evaluates(number) and spec.measures)
@@ -322,34 +327,37 @@ class Run(ABC):
         stops_early = spec.patience is not None
         if number == 0 and stops_early and stopping.VALIDATION_LOSS not in line.metrics:
             raise RecipeError(
-                f"stopping: patience = {spec.patience}, but the evaluation measures no "
-                f'"{stopping.VALIDATION_LOSS}" to stop by'
+                f"stopping: patience = {spec.patience}, but the evaluation does not measure "
+                f'"{stopping.VALIDATION_LOSS}", which early stopping needs'
             )
 
     def _finish_folder(self, folder: RunFolder, summary: dict[str, Any]) -> None:
-        """Draw the run's pictures, write its summary and hand its files to the trackers."""
+        """Draw the run's pictures, write its summary and give its files to the trackers."""
         try:
             self.draw(folder, summary)
-        except Exception as error:  # the run's results do not depend on pictures
+        except Exception as error:  # a failed picture must not fail the run
             self.progress.warn(f"{folder.path / 'report.html'}: can't be made: {one_line(error)}")
         folder.finish(summary)
         self._trackers.tell("artefacts", folder.list_artefacts())
 
     def _warn(self, metrics: list[RoundLine]) -> None:
-        """Warn of noisy steps, and of a loss that diverges or stands still, in the newest line."""
+        """Check the newest line, and warn of noisy steps and of a loss that diverges or stands
+        still.
+        """
         line, place = metrics[-1], f"round {metrics[-1].round}"
         ratio = line.metrics.get("step_over_weights")
         if ratio is not None and ratio > NOISE_WARNING and not self._warned:
-            # warns once; every round's ratio is in the metrics
+            # warn once; the metrics have every round's ratio
             self._warned = True
             self.progress.warn(
-                f"{place}: the step's expected norm, mostly noise sqrt(d/K) eta_g |Delta|, is "
-                f"{ratio:.0%} of |w|; lower the local rate or global_rate, or raise directions"
+                f"{place}: the expected norm of the step, mostly noise of sqrt(d/K) eta_g "
+                f"|Delta|, is {ratio:.0%} of |w|; lower the local rate or global_rate, or raise "
+                "directions"
             )
         moved_share = line.metrics.get("weights_moved")
-        if moved_share is not None:  # in the first round
+        if moved_share is not None:  # only the first round's line has it
             self.progress.warn(f"{place}: {rounding_warning(moved_share)}")
-        # without a new loss there is nothing to judge, and each look goes through all lines
+        # without a new loss there is nothing to judge, and each check reads all lines
         if "loss" not in line.metrics and "loss" in metrics[0].metrics:
             return
         divergence = None
@@ -364,7 +372,7 @@ class Run(ABC):
             self._warn_of_standing(metrics)
 
     def _warn_of_standing(self, metrics: list[RoundLine]) -> None:
-        """Warn, once, of a loss that hardly moves."""
+        """Warn once if the loss hardly moves."""
         line = metrics[-1]
         still = stopping.find_standstill(metrics, self.spec.rounds)
         if still is None or still[0] != line.round:
@@ -384,7 +392,8 @@ class Run(ABC):
             )
         else:
             self.progress.warn(
-                f"{problem}: at this pace the run tunes nothing; {verdict.advise(rate, 10)}"
+                f"{problem}: at this pace the run will not tune the model; "
+                f"{verdict.advise(rate, 10)}"
             )
 
     def _divergence(self, metrics: list[RoundLine]) -> verdict.Divergence | None:
@@ -396,7 +405,7 @@ class Run(ABC):
 
     def _advise(self, divergence: verdict.Divergence) -> str:
         advice = verdict.advise(rate_of(self.spec.method), divergence.factor)
-        return f"{advice}; or look at who sends what (its metrics say what was refused)"
+        return f"{advice}; or check what each client sends (the metrics show what was refused)"
 
     def _excess_bytes(self) -> str:
         """Return a warning if a budget of bytes exceeds the weights themselves; "" if not."""
@@ -405,20 +414,20 @@ class Run(ABC):
         if budget is None or budget <= whole:
             return ""
         return (
-            f"method.bytes = {budget:,}: all weights that train are {whole:,} bytes; fewer bytes "
-            "tune as well, and whole weights cost less to send (method.name=fedavg)"
+            f"method.bytes = {budget:,}: this is more than all trainable weights ({whole:,} "
+            "bytes); lower it, which tunes as well, or send whole weights (method.name=fedavg)"
         )
 
     def _keep_to_budget(self) -> None:
-        """End the run with the last round that privacy's budget allows.
+        """End the run with the last round that the privacy budget allows.
 
-        Raises RecipeError if there is none.
+        Raises RecipeError if the budget does not allow even one round.
         """
         rounds = self.spec.rounds
         if rounds >= LONG_ACCOUNT and self.coordinator.by_turns:
             self.progress.note(
-                f"privacy: what {rounds:,} rounds spend is counted before the first, which may "
-                "take a minute"
+                f"privacy: computing the epsilon of {rounds:,} rounds before the first one, which "
+                "may take a minute"
             )
         last = self.coordinator.last_round(rounds)
         if last == rounds:
@@ -429,7 +438,7 @@ class Run(ABC):
         if last == 0:
             raise RecipeError(
                 f"privacy.budget = {spending['budget']:g}: the first round would spend "
-                f"{spending['epsilon']:.3g}; more privacy.noise spends less"
+                f"{spending['epsilon']:.3g}; raise privacy.noise, which spends less, or the budget"
             )
         self.progress.note(
             f"privacy: a budget of {spending['budget']:g} is enough for {last} of {rounds} rounds"
@@ -437,7 +446,8 @@ class Run(ABC):
         self.spec = replace(self.spec, rounds=last)
 
     def _restore(self, folder: RunFolder) -> Restored:
-        """Bring the store and the coordinator to where an interrupted run was; return that.
+        """Bring the store and the coordinator to the last round of an interrupted run, and return
+        it.
 
         Raises FedseedError: the folder's files do not fit the run or its log.
         """
@@ -456,13 +466,15 @@ class Run(ABC):
         if last_round > self.spec.rounds:
             rounds = self.spec.rounds
             raise RecipeError(
-                f"{folder.path}: the run there has {last_round} rounds, this one is to have "
-                f"{rounds}"
+                f"{folder.path}: the run in it has {last_round} rounds already, but this run has "
+                f"only {rounds}"
             )
         return restored
 
     def _round(self, number: int, log: bool) -> RoundLine:
-        """Run one round and return its line of metrics. `log`: it will be a line of its own."""
+        """Run one round and return its line of metrics. `log`: the line is written, not merged with
+        later ones.
+        """
         gathered = self.gather(number)
         seconds = dict(gathered.spent.seconds)
         downloads = [self._downloads.count_missed(client) for client in gathered.clients]
@@ -501,9 +513,9 @@ class Run(ABC):
         gathered.spent.tell(line)
         if coordinator.untaken is not None:
             line.not_taken = [{"round": number, "reason": coordinator.untaken}]
-            self.progress.warn(f"round {number}: the step is not taken: {coordinator.untaken}")
+            self.progress.warn(f"round {number}: the step was not applied: {coordinator.untaken}")
         self.apply(step, line, log)
-        # the order matters: the costs of a step are on disk before the step counts
+        # this order matters: the round's costs are on disk before the step counts
         if self.folder is not None and self.store is not None:
             self.folder.add_progress(line)
             self.store.prepare(number)
@@ -525,7 +537,7 @@ class Run(ABC):
     ) -> dict[str, Any]:
         rounds, settings, header = metrics[1:], self.spec, self.header
         measured = list(metrics[0].metrics)
-        # the last line, but where a run is taken up that was to have had more rounds
+        # usually the last line; an extended run may have later lines without these metrics
         final = next(
             line for line in reversed(metrics) if all(name in line.metrics for name in measured)
         ).metrics
@@ -585,7 +597,7 @@ class Run(ABC):
 
 
 def rate_of(method: Method) -> tuple[str, float] | None:
-    """Return the key that sets how far a method's steps go, and its value; None: there is none."""
+    """Return the recipe key of a method's learning rate, and its value; None if it has none."""
     places = (
         ("method.learning_rate", method),
         ("method.training.learning_rate", getattr(method, "training", None)),

@@ -1,6 +1,4 @@
-"""The side of a run that has the model: loads it for the examples, makes what learns from them and
-what measures it.
-"""
+"""Sets up a run's model: loads it, and makes its objective and its evaluation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,39 +42,40 @@ from fedseed.tasks.data import ClientData, Example, TaskData
 from fedseed.text import listed
 from fedseed.weights.digest import base_digest, dtype_name
 
-# modules that load transformers are imported where they are needed: a user's torch model needs none
+# modules that load transformers are imported where they are used, because a user's torch model
+# needs none of them
 if TYPE_CHECKING:
     from fedseed.objectives.kinds import ExampleKind
 
 
-SHOWN = 6  # classes in a message
-# measures a model: returns numbers by name, and by client where clients hold out data
+SHOWN = 6  # how many classes a message names
+# measures a model: returns metrics by name, and by client where clients hold out data
 Evaluation = Callable[[Any], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Equipment:
-    """Holds a recipe's model, and what makes losses and metrics for it."""
+    """A recipe's model, with its objective and settings."""
 
     model: Any  # the base
     processor: Any  # its tokenizer or image processor
     # name patterns of the parameters that train; None: all
     trainable: Sequence[str] | None
     objective: Objective  # makes losses of examples
-    measured: EvaluationSettings  # the recipe's, within what the model can take
-    limit: str  # what makes an example too long, for a person
-    # how many tokens the base takes; None: any number
+    measured: EvaluationSettings  # the recipe's settings, limited to what the model can take
+    limit: str  # the limit on an example's length, as a text for messages
+    # how many tokens the base can take; None: any number
     room: int | None
     # a classifier's classes, in the order of its outputs
     classes: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what a person should know about the base
+    notes: tuple[str, ...] = ()  # notes about the base, for the user
 
 
 def equip(recipe: Recipe, data: TaskData) -> Equipment:
     """Load a recipe's model for the examples of its task.
 
     Raises:
-        RecipeError: it can't be had, or does not fit the data or the method.
+        RecipeError: the model can't be loaded, or does not fit the data or the method.
     """
     from fedseed.models.loading import (
         checkpoint_activations,
@@ -94,8 +93,9 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
         settings.trust_remote_code,
         kind.architecture,
         head,
+        # in a group of processes, each loads the whole model into memory and keeps its shard
         settings.device if GROUP == 1 else "cpu",
-        settings.attention,  # sharded from there
+        settings.attention,
         settings.quantization,
     )
     if settings.activation_checkpointing:
@@ -105,26 +105,27 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
     if adapters.is_installed(model):
         if settings.adapter is not None:
             raise RecipeError(
-                f'model.adapter: model.base = "{settings.base}" is an adapter already, which is '
-                "tuned on: leave model.adapter out, or merge it into its base first "
-                "(merge_and_unload of peft)"
+                f'model.adapter: model.base = "{settings.base}" is an adapter already, and this '
+                "run tunes it further: leave out model.adapter, or merge the adapter into its "
+                "base first (merge_and_unload of peft)"
             )
         adapter = adapters.settings_of(model)
     equipment = assemble_equipment(
         recipe, data, kind, model, processor, room_left(recipe, longest_input(model)), trainable
     )
-    if adapter is None:  # with an adapter, once that is there
+    if adapter is None:  # with an adapter, they are chosen after it is installed
         key = "model.trainable"
         if trainable is None:
             key = "method.targets"
-            # before a method's own choice, which would be of what is not quantised
+            # check before the method's own choice, which would pick only parameters that are not
+            # quantised
             check_tunable(model)
             trainable = chosen_targets(recipe.method, model)
         choose_trainable(model, trainable, key)
     elif settings.trainable == "head":
         raise RecipeError(
-            'model.trainable = "head": with an adapter give name patterns, such as ["*lora*", '
-            '"*classifier*"] for both'
+            'model.trainable = "head": can\'t be combined with an adapter; give name patterns '
+            'instead, such as ["*lora*", "*classifier*"] for both'
         )
     return replace(equipment, trainable=trainable, notes=tuple(traits_of(model).notes))
 
@@ -132,17 +133,16 @@ def equip(recipe: Recipe, data: TaskData) -> Equipment:
 def choose_kind(
     recipe: Recipe, data: TaskData, config: Mapping[str, Any] | None = None
 ) -> "tuple[ExampleKind, Head | None]":
-    """Return the kind of examples that a recipe's model learns from, and a classifier's head (None
-    if it is no classifier).
+    """Return the kind of a recipe's examples, and the head of a classifier (None for other models).
 
     Args:
         recipe: the recipe.
-        data: its task's.
-        config: of the model that is there already; None: that of the recipe's base.
+        data: the task's data.
+        config: the config of a model that is loaded already; None: the config of the recipe's base.
 
     Raises:
-        RecipeError: the model can't learn from such examples or its base can't be had; or the
-            recipe scores answers or counts tokens, and the examples have none.
+        RecipeError: the model can't learn from such examples, or its base can't be loaded; or the
+            recipe scores answers or counts tokens, but the examples have none.
     """
     from fedseed.models.architectures import architecture_of
     from fedseed.models.loading import base_config
@@ -159,23 +159,24 @@ def choose_kind(
     if recipe.evaluation.metrics and (kind.example is not Example or not data.scores):
         raise RecipeError(
             f'evaluation.metrics = {recipe.evaluation.metrics}: task.name = "{recipe.task.name}" '
-            "has no generated answers to score; leave it out"
+            "has no generated answers to score; remove this key"
         )
     tokens = getattr(getattr(recipe.method, "training", None), "batch_tokens", None)
     if tokens is not None and kind.architecture == "image":
         raise RecipeError(
-            f'method.training.batch_tokens = {tokens}: pictures (task.name = "{recipe.task.name}") '
-            "have no tokens; leave it out and set method.training.batch"
+            f"method.training.batch_tokens = {tokens}: pictures (task.name = "
+            f'"{recipe.task.name}") have no tokens; remove this key and set method.training.batch'
         )
     return kind, Head(classes, recipe.seed) if classes else None
 
 
 def room_left(recipe: Recipe, room: int | None) -> int | None:
-    """Return the number of tokens that a base takes besides those of the recipe's adapter.
+    """Return how many tokens an example may have: what the base can take, minus the adapter's
+    virtual tokens.
 
     Args:
         recipe: the recipe.
-        room: the number of tokens that the base takes. None: any number.
+        room: the number of tokens that the base can take; None: any number.
     """
     adapter = adapters.choose_adapter(
         recipe.model.adapter, recipe.method.adapter, recipe.method.name
@@ -194,16 +195,16 @@ def assemble_equipment(
     positions: int | None,
     trainable: Sequence[str] | None = None,
 ) -> Equipment:
-    """Return a loaded model with the parts that compute losses and metrics of examples.
+    """Return a loaded model with its objective and evaluation settings.
 
-    Examples have at most `positions` tokens.
+    Examples may have at most `positions` tokens; None: any number.
 
-    The processor is given the chat template that the data is written by, so that the exported model
-    has it. The model is examined (`fedseed.models.traits`).
+    The processor gets the chat template that the data uses, so that the exported model has it. A
+    few passes examine the model (`fedseed.models.traits`).
 
     Raises:
-        RecipeError: the examples can't be made ready by such a processor, the model tells other
-            classes apart than the data have, or its losses would mean nothing.
+        RecipeError: this processor can't prepare the examples, the model's classes differ from the
+            data's, or the model's losses would be meaningless.
     """
     objective, measured, limit, classes = make_objective(
         recipe, data, kind, model.config, processor, positions
@@ -222,25 +223,26 @@ def make_objective(
     processor: Any,
     positions: int | None,
 ) -> tuple[Objective, EvaluationSettings, str, tuple[str, ...]]:
-    """Return what makes items and losses of a recipe's examples. It needs no model.
+    """Make the objective of a recipe's examples, without a model.
 
-    The processor is given the chat template that the data is written by.
+    The processor gets the chat template that the data uses.
 
     Args:
         recipe: the recipe.
-        data: its task's.
-        kind: of the examples.
-        config: the model's configuration, of transformers.
+        data: the task's data.
+        kind: the kind of the examples.
+        config: the model's transformers configuration.
         processor: the base's tokenizer or image processor.
-        positions: the number of tokens that an example may have at most; None: any number.
+        positions: the most tokens of an example; None: any number.
 
     Returns:
-        The objective, the evaluation's settings within the model's positions, the limit of an
-        example for messages, and a classifier's classes in the order of its outputs.
+        The objective; the evaluation settings, limited to the model's positions; the limit on an
+        example's length as a text for messages; and a classifier's classes in the order of its
+        outputs.
 
     Raises:
-        RecipeError: the examples can't be made ready by such a processor, or the model tells other
-            classes apart than the data have.
+        RecipeError: this processor can't prepare the examples, or the model's classes differ from
+            the data's.
     """
     measured, limit = limit_settings(recipe.evaluation, positions)
     if data.chat_template:
@@ -258,13 +260,13 @@ def make_objective(
 def match_outputs(
     recipe: Recipe, data: TaskData, kind: "ExampleKind", config: Any, objective: Objective
 ) -> tuple[str, ...]:
-    """Tell a classifier's objective which output stands for which class of the data.
+    """Set in a classifier's objective which output stands for which class of the data.
 
     Returns:
-        The names of the model's outputs, in their order.
+        The names of the model's outputs, in order.
 
     Raises:
-        RecipeError: the model tells other classes apart.
+        RecipeError: the model's classes differ from the data's.
     """
     from fedseed.models.heads import match_classes, output_names
     from fedseed.objectives.kinds import classes_of
@@ -275,14 +277,14 @@ def match_outputs(
     outputs = match_classes(classes, names)
     if outputs is None and len(classes) == 1:
         raise RecipeError(
-            f'task.name = "{recipe.task.name}": the model tells {listed(names, SHOWN)} apart and '
-            "predicts no number: a run would draw a new head"
+            f'task.name = "{recipe.task.name}": the model classifies into {listed(names, SHOWN)} '
+            "and does not predict a number; fedseed run would give it a new head"
         )
     if outputs is None:
         raise RecipeError(
-            f'task.name = "{recipe.task.name}": the model tells {listed(names, SHOWN)} apart, the '
-            f"data have {listed(classes, SHOWN)}: a run would draw a new head; name them alike to "
-            "measure this one"
+            f'task.name = "{recipe.task.name}": the model\'s classes are {listed(names, SHOWN)}, '
+            f"but the data's are {listed(classes, SHOWN)}; to evaluate this model, use its class "
+            "names (fedseed run would give it a new head)"
         )
     if outputs != tuple(range(len(names))) and isinstance(objective, Scoring):
         others = [output for output in range(len(names)) if output not in outputs]
@@ -291,11 +293,12 @@ def match_outputs(
 
 
 def examine_base(model: Any, objective: Objective) -> None:
-    """Find out what passes of a few tokens tell about a language model (`fedseed.models.traits`),
-    and tells its objective for how many tokens it has an embedding.
+    """Examine a language model with a few short passes (`fedseed.models.traits`), and set the size
+    of its embedding in the objective.
 
     Raises:
-        RecipeError: its losses would mean nothing, or it computes none of texts alone.
+        RecipeError: the model's losses would be meaningless, or it can't compute a loss from text
+            alone.
     """
     from fedseed.models.loading import embedding_rows
     from fedseed.models.traits import PROBES, examine
@@ -316,14 +319,14 @@ def fingerprint_of(processor: Any) -> Fingerprint | None:
     """Return the fingerprint of a base's tokenizer and chat template.
 
     Args:
-        processor: the tokenizer, with the template that chats are written by.
+        processor: the tokenizer, with the template used for chats.
 
     Returns:
-        None for an image processor, or without a processor.
+        The fingerprint; None for an image processor or without a processor.
     """
     if not hasattr(processor, "convert_ids_to_tokens"):
         return None
-    # these load transformers, which a user's own torch model does not need
+    # these modules load transformers, which a user's own torch model does not need
     from fedseed.objectives.fingerprint import template_digest, tokens_digest, versions_here
 
     return Fingerprint(tokens_digest(processor), template_digest(processor), versions_here())
@@ -332,9 +335,10 @@ def fingerprint_of(processor: Any) -> Fingerprint | None:
 def limit_settings(
     settings: EvaluationSettings, positions: int | None
 ) -> tuple[EvaluationSettings, str]:
-    """Return settings for a model with this number of positions, and the limit of an example.
+    """Return the settings limited to this number of positions, and the limit on an example's length
+    as a text for messages.
 
-    None stands for any number of positions. The limit is described for messages.
+    `positions` is None for any number.
     """
     if positions is not None and positions < settings.max_length:
         return settings.model_copy(
@@ -350,20 +354,21 @@ def make_evaluation(
     parts: Sequence[TaskData] | None = None,
     base: Callable[[], Any] | None = None,
 ) -> tuple[Evaluation, list[str]]:
-    """Return the function that measures the model on a task's evaluation sets, and lines about the
+    """Return a function that measures the model on a task's evaluation sets, and notes about the
     examples left out of them.
 
     Args:
         recipe: the recipe.
         equipment: the model.
-        data: what is evaluated.
-        parts: each party's own data; where the task has nothing that all share, each is measured on
-            what it holds out. Figures are by client ("by_client") then, and their mean.
-        base: makes a model at the base, for objectives that compare with it; None: the equipment's
-            model is at its base.
+        data: has the evaluation sets.
+        parts: each party's own data. If the task has no shared evaluation set, each party is
+            measured on its held-out examples, and the metrics are the means and, under "by_client",
+            each client's own.
+        base: loads the base model again, for objectives that compare with it; None: the equipment's
+            model is still the base.
 
     Raises:
-        RecipeError: nothing of a set is usable.
+        RecipeError: no example of a set is usable.
     """
     add_reference = _referring(equipment, base)
     if parts is not None and not recipe.task.shares_evaluation:
@@ -373,7 +378,8 @@ def make_evaluation(
     objective, measured = equipment.objective, equipment.measured
     if recipe.stopping is not None and not data.validation:
         raise RecipeError(
-            f'stopping: task.name = "{recipe.task.name}" has no validation examples to stop by'
+            f'stopping: task.name = "{recipe.task.name}" has no validation examples, which '
+            "early stopping needs"
         )
     validation_sets = {}
     if recipe.stopping:
@@ -409,8 +415,8 @@ def make_evaluation(
 def _referring(
     equipment: Equipment, base: Callable[[], Any] | None
 ) -> Callable[[Prepared], Prepared]:
-    """Return the function that adds the base's values to examples, for losses that need them
-    (`make_evaluation`).
+    """Return a function that adds the base's log-probabilities to examples, if the loss needs them.
+    `base` is that of `make_evaluation`.
     """
     if not isinstance(equipment.objective, Preferences):
         return lambda prepared: prepared
@@ -459,12 +465,12 @@ def _of_parties(
 def make_loss_evaluation(
     objective: Objective, sets: Mapping[str, Sequence[Any]], model: Any = None
 ) -> Evaluation:
-    """Measure mean losses on sets of held-out examples, by their prefixes.
+    """Return a function that measures the mean loss on each set of held-out examples.
 
     Args:
-        objective: makes losses of examples.
-        sets: the examples.
-        model: the base, for objectives that compare with it.
+        objective: computes losses of examples.
+        sets: the examples, by the prefix of the set's metrics.
+        model: the base model, for objectives that compare with it.
 
     Raises:
         RecipeError: a set has no usable example.
@@ -499,21 +505,21 @@ def host_examples(
     names: Sequence[str],
     evaluate: Evaluation,
 ) -> Hosted:
-    """Return a model at its base with some clients' examples.
+    """Return the base model with some clients' examples.
 
-    Every client's answer is a message of its own.
+    Each client sends its answers in its own messages.
 
     Args:
-        spec: what the run is.
-        model: the base, with no step applied; it is tuned in place.
-        objective: makes losses of examples.
-        clients: those whose examples are here.
-        names: all clients of the run, in the order of their numbers, as far as they are known here.
-        evaluate: measures the model.
+        spec: the run's specification.
+        model: the base model, with no step applied. It is tuned in place.
+        objective: computes losses of examples.
+        clients: the clients in this process, with their examples.
+        names: the clients of the run that this process knows, in the order of their numbers.
+        evaluate: the evaluation function.
 
     Raises:
         RecipeError: the method or adapter does not fit the model or the examples; two clients have
-            one name.
+            the same name.
     """
     prepared = [
         with_reference(objective, model, prepare(objective, client.name, client.examples))
@@ -526,7 +532,8 @@ def host_examples(
     quantization = _check_quantization(spec, model)
     base_dtype = dtype_name(next(p for p in model.parameters() if p.is_floating_point()))
     quantised = describe_quantized(model)
-    has_adapter = adapters.is_installed(model)  # the base's own, which is tuned on
+    # the base is an adapter, which the run tunes further
+    has_adapter = adapters.is_installed(model)
     hashed = base_digest
     if has_adapter:
         hashed = adapters.base_digest
@@ -537,7 +544,7 @@ def host_examples(
     elif adapter is not None:
         model = adapters.install(model, adapter, seed, spec.base)
     if adapter is not None and spec.trainable is not None:
-        # brings transformers; models without it do without
+        # imported here because it imports transformers, which other models do not need
         from fedseed.models.loading import choose_trainable
 
         choose_trainable(model, spec.trainable)
@@ -597,21 +604,21 @@ def host_examples(
 
 
 def _check_quantization(spec: RunSpec, model: torch.nn.Module) -> str:
-    """Return how a model is quantised; "" if it is not.
+    """Return the model's quantisation; "" if it has none.
 
-    Raises RecipeError: the run asks for another quantisation.
+    Raises RecipeError if the run asks for another quantisation.
     """
     quantization = spec.quantization or quantization_of(model)
     if quantization in BITS and quantization_of(model) != quantization:
         raise RecipeError(
-            f'model.quantization = "{quantization}": the model is not quantised so; load it with '
-            f'load_model(base, quantization="{quantization}")'
+            f'model.quantization = "{quantization}": the model is not quantised this way; load it '
+            f'with load_model(base, quantization="{quantization}")'
         )
     return quantization
 
 
 def libraries_of(base: str, model: Any) -> str:
-    """Return the libraries that named a model's tensors; "" for the project's own bases and other
-    modules.
+    """Return the library and version that determine a model's tensor names; "" for fedseed's own
+    bases and for models without a config.
     """
     return "" if base in PACKAGED else libraries_here(model)

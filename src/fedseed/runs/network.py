@@ -1,9 +1,9 @@
-"""A recipe's run whose clients are behind a transport: what `fedseed serve` does.
+"""The coordinator's side of a run over a transport, for `fedseed serve`.
 
-Free of torch, models and data.
+This module needs no torch, model or data.
 
-The conversation with the clients is `NetworkCoordinator`; here it becomes a run: its files, and
-what is done when.
+`NetworkCoordinator` talks with the clients; this module adds the run's files and the order of the
+work.
 """
 
 import asyncio
@@ -42,12 +42,12 @@ from fedseed.runs.store import Restored
 from fedseed.transport.base import Events, LogLostError, LogUnusableError, Transport
 
 T = TypeVar("T")
-MOST_TOLD = 50  # refusals by the server that are said
-# folder within a run's folder for the proofs against clients barred from secure sums
+MOST_TOLD = 50  # how many refusals by the server are reported
+# subfolder of the run's folder, for the proofs against clients barred from secure sums
 PROOFS = "proofs"
-# seconds between writes of steps to the disk; the server's log has them already
+# seconds between syncs of steps to the disk; longer, because the server's log already has them
 SYNC_SECONDS = 1.0
-# seconds that another thread waits for a coordinator that may be busy
+# seconds that another thread waits for the coordinator's status
 STATUS_SECONDS = 0.5
 
 
@@ -60,19 +60,19 @@ def coordinate(
     progress: Progress | None = None,
     exporter: Exporter | None = None,
 ) -> RunResult:
-    """Coordinate a run from its beginning, or from where it was interrupted, to its end.
+    """Coordinate a run from its beginning or its interruption to its end.
 
     Args:
         recipe: the recipe.
         run: the run's name on the transport.
-        transport: how to reach the clients.
-        folder: folder for the run's files; an unfinished run of this recipe in it goes on.
+        transport: the connection to the clients.
+        folder: folder for the run's files. An unfinished run of this recipe in it is resumed.
         fresh: delete a run of this name from the server first.
-        progress: shows the run going on.
+        progress: shows progress.
         exporter: serves the run's figures to Prometheus.
 
     Raises:
-        NetworkError: the server can't be reached, or another coordinator runs this run.
+        NetworkError: the server can't be reached, or another coordinator has this run.
         FedseedError: the server or the folder holds another run.
     """
     for tracker in recipe.tracking:
@@ -82,11 +82,12 @@ def coordinate(
 
 
 class NetworkRun(Run):
-    """A run behind a transport.
+    """A run over a transport.
 
-    It is there once the clients that the recipe asks for are; `coordinate` has the rest.
+    Making it waits until the clients that the recipe asks for have joined. The arguments are those
+    of `coordinate`.
 
-    Close it in any case: it holds the connection.
+    Always close it, because it holds the connection.
     """
 
     waits = True
@@ -105,20 +106,21 @@ class NetworkRun(Run):
         self._exporter = exporter
         if recipe.tune_rate:
             raise RecipeError(
-                'learning_rate = "auto" is for a simulation (fedseed tune-rate): over a network '
-                "set it"
+                'learning_rate = "auto" works in a simulation only: find a rate with fedseed '
+                "tune-rate and set it here"
             )
         if recipe.attack is not None and recipe.attack.kind in SIMULATED:
             raise RecipeError(
-                f'attack.kind = "{recipe.attack.kind}": such clients know what others send, and '
-                "what the coordinator accepts; that can be simulated (fedseed run), not tried "
-                "over a network"
+                f'attack.kind = "{recipe.attack.kind}": these attackers need to know the other '
+                "clients' updates and what the coordinator accepts, so the attack works in a "
+                "simulation only (fedseed run)"
             )
         self.spec = RunSpec.from_recipe(recipe, folder)
-        self._refusals = 0  # by the server
+        self._refusals = 0  # how often the server refused something
         self._synced = 0.0
         self._talk: NetworkCoordinator | None = None
-        # before anything is said to the server: a wrong folder must not end another coordinator
+        # lock the folder before the first message to the server: a wrong folder must not end
+        # another coordinator
         self.folder = RunFolder(
             folder, self.spec.recipe_text, True, self.spec.chat_template, claim=True
         )
@@ -135,16 +137,16 @@ class NetworkRun(Run):
             raise
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Let the connection work until this is done.
+        """Run the event loop until this is done, and return its result.
 
-        Raises NetworkError, also if the server has lost the run, or its log can't be used.
+        Raises NetworkError, also if the server has lost the run or its log is unusable.
         """
         try:
             return self._loop.run_until_complete(work)
         except (LogLostError, LogUnusableError) as error:
-            remedy = "it has the log in the orbit"
+            remedy = "it restores the log from the orbit"
             if self.spec.method.catch_up.replaces:
-                remedy = "the weights were there, it makes all rounds again"
+                remedy = "only the log had the weights, so it makes all rounds again"
             options = "with the same --out"
             if isinstance(error, LogUnusableError):
                 options = "with --fresh and the same --out"
@@ -155,7 +157,7 @@ class NetworkRun(Run):
     async def _start(
         self, recipe: Recipe, run: str, transport: Transport, folder: Path, fresh: bool
     ) -> None:
-        # by an earlier coordinator of this run
+        # steps published by an earlier coordinator of this run
         settings, roster_file = recipe.federation, folder / ROSTER_FILE
         has_roster = roster_file.is_file() and settings.enrolment == "open" and not fresh
         names = read_names(roster_file) if has_roster else names_beforehand(recipe)
@@ -198,12 +200,12 @@ class NetworkRun(Run):
             self.spec = replace(self.spec, attackers=range(count - recipe.attack.clients, count))
 
     def _failed(self, error: NetworkError) -> None:
-        """End the conversation: the transport can't go on."""
+        """End the conversation, because the transport has failed."""
         if self._talk is not None:
             self._talk.session.fail(error)
 
     def _refused(self, text: str) -> None:
-        """Warn of something that the server refuses, and count it."""
+        """Warn that the server refused something, and count it."""
         self._refusals += 1
         if self._refusals <= MOST_TOLD:
             self.progress.warn(f"the server refuses this coordinator: {text}")
@@ -217,7 +219,7 @@ class NetworkRun(Run):
     def logged(self) -> StepLogContents:
         """Return the content of the log.
 
-        Orbit file and log may each be behind the other after a crash.
+        After a crash, either of orbit file and log may lack steps that the other has.
         """
         assert self.folder is not None
         self.folder.lazy = self.spec.method.stepwise
@@ -254,7 +256,8 @@ class NetworkRun(Run):
     def examine(self, line: RoundLine, evaluate: bool) -> None:
         digest = self._wait(self.talk.inquiry.ask(line, evaluate, self.spec.digests(line.round)))
         if self.spec.private and line.round:
-            Cost().tell(line)  # whatever a client reports of its work
+            # the status shows only the clients' work, not other figures of a private run
+            Cost().tell(line)
         self.talk.tell(line)
         if evaluate:
             self.talk.line["evaluated"] = line.round
@@ -265,7 +268,7 @@ class NetworkRun(Run):
         self._sync()
 
     def _sync(self) -> None:
-        """Bring what was written to the disk; a step-by-step method does this now and then."""
+        """Write pending data to the disk. A step-by-step method does this only now and then."""
         if self.folder is not None and self.store is not None:
             self.folder.sync()
             self.store.sync()
@@ -275,16 +278,16 @@ class NetworkRun(Run):
         self._wait(self.talk.log.finish())
 
     def draw(self, folder: RunFolder, summary: dict[str, Any]) -> None:
-        """Draw in a process of its own, so that this one stays small and answers meanwhile."""
+        """Draw in a separate process: this one stays small and goes on answering messages."""
         self._wait(asyncio.to_thread(draw_apart, folder.path, summary))
 
     def describe_process(self) -> dict[str, Any]:
         return {"peak_memory_bytes": resident_memory(peak=True), **self.talk.figures()}
 
     def _status(self) -> dict[str, Any] | None:
-        """Return the coordinator's status, for another thread.
+        """Return the coordinator's status; called from another thread.
 
-        None while it computes or is gone.
+        None if the coordinator is busy or has ended.
         """
         talk, answer = self._talk, concurrent.futures.Future[dict[str, Any]]()
         if talk is None:
@@ -297,7 +300,7 @@ class NetworkRun(Run):
         try:
             self._loop.call_soon_threadsafe(tell)
             return answer.result(STATUS_SECONDS)
-        except (TimeoutError, RuntimeError):  # the loop does not run just now, or is closed
+        except (TimeoutError, RuntimeError):  # the loop is busy or closed
             answer.cancel()
             return None
 

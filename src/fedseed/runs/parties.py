@@ -1,8 +1,8 @@
-"""The parties of a federation: their names, the number that a run needs, and the data of each.
+"""The parties of a federation: their names, how many a run needs, and each party's data.
 
-The list comes from the recipe, from the clients that enrol before the start, or from the task, if
-it deals its data to clients that it names itself. The data of each lies in one process (a folder
-with a file for each), or at its site. This module does not need torch.
+The names come from the recipe, from the clients that enrol before the start, or from the task, if
+it divides its data among clients that it names. Each party's data is a file in one folder, or is at
+the party's site. This module does not need torch.
 """
 
 import json
@@ -16,20 +16,20 @@ from fedseed.errors import RecipeError
 from fedseed.recipe.settings import Recipe
 from fedseed.tasks.data import OwnData, TaskData
 
-# in the folder of a run whose clients enrolled
+# file in the folder of a run whose clients enrolled
 ROSTER_FILE = "clients.json"
 
 
 def names_beforehand(recipe: Recipe) -> list[str] | None:
-    """Return the clients, as far as the coordinator can know them before anybody comes.
+    """Return the clients' names if the coordinator can know them before any client connects.
 
     Returns:
-        Their names in the order of their numbers; None: they enrol, or the first client sends
-        them, as all have the same.
+        The names in the order of the clients' numbers. None: clients enrol, or the first client
+        sends the names, because all clients load the same data.
 
     Raises:
-        RecipeError: each has data of its own and nothing says who they are, or they are too few for
-            the recipe.
+        RecipeError: each client has its own data but the recipe does not name the clients, or there
+            are too few of them.
     """
     settings, task = recipe.federation, recipe.task
     if settings.names_parties:
@@ -39,33 +39,34 @@ def names_beforehand(recipe: Recipe) -> list[str] | None:
         return None
     if len(names) < 2:
         raise RecipeError(
-            f'task.name = "{task.name}": who takes part is not said, and no site sees the others\' '
-            'files: name the clients in the recipe (federation.clients = ["north", "south"]), or '
-            'let them enrol (federation.enrolment = "open" with federation.start_with)'
+            f'task.name = "{task.name}": the recipe does not say which clients take part, and a '
+            "site can't see other sites' files: name the clients in the recipe "
+            '(federation.clients = ["north", "south"]), or let them enrol (federation.enrolment = '
+            '"open" with federation.start_with)'
         )
     settings.check(len(names))
     return names
 
 
 def read_names(path: Path) -> list[str]:
-    """Return a list of names in a file. Raises RecipeError."""
+    """Return the list of names in a file. Raises RecipeError if it can't be read."""
     try:
         names = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise RecipeError(f"{path}: can't be read: {error}") from error
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise RecipeError(f"{path}: a list of names is expected")
+        raise RecipeError(f"{path}: expected a list of names")
     return names
 
 
 def load_parties(recipe: Recipe) -> list[TaskData]:
-    """Load each party's own data from one folder here, to simulate such a federation.
+    """Load each party's own data from one folder, to simulate such a federation.
 
-    Each party gets the data that its site would have, whichever others take part.
+    Each party gets the data that its own site would load, no matter which other parties take part.
 
     Raises:
-        RecipeError: the folder, or a party's data, is missing or malformed; or the recipe is not
-            possible with that number of parties.
+        RecipeError: the folder or a party's data is missing or malformed, or the recipe does not
+            fit that number of parties.
     """
     task = recipe.task
     names = recipe.federation.clients
@@ -73,18 +74,18 @@ def load_parties(recipe: Recipe) -> list[TaskData]:
         names = task.names_here()
         if names is None:
             raise RecipeError(
-                'federation.enrolment = "open": task.path is one file; give a folder, a file for '
-                "each client"
+                'federation.enrolment = "open": task.path is a single file; give a folder with a '
+                "file for each client"
             )
         if not names:  # raises an error about the path
             task.load()
-            raise RecipeError("task.path: not a folder with a file for each client")
+            raise RecipeError("task.path: expected a folder with a file for each client")
         recipe.federation.check(len(names))
     return [task.load_own(name, OwnData(), alone=False) for name in names]
 
 
 def join_parties(recipe: Recipe, parts: Sequence[TaskData]) -> TaskData:
-    """Return the clients of several parties as one federation's, with what it is evaluated on."""
+    """Join the clients of several parties into one federation's data, with its evaluation sets."""
     clients = list(chain.from_iterable(part.clients for part in parts))
     evaluation: dict[str, Sequence[Any]] = {
         "": list(chain.from_iterable(part.evaluation[""] for part in parts))
@@ -99,9 +100,9 @@ def join_parties(recipe: Recipe, parts: Sequence[TaskData]) -> TaskData:
 
 
 def load_data(recipe: Recipe) -> TaskData:
-    """Return a recipe's data, whoever holds it.
+    """Return a recipe's data, from the task or from each party's own files.
 
-    Raises RecipeError if it can't be had or does not fit.
+    Raises RecipeError if it can't be loaded or does not fit the recipe.
     """
     if recipe.of_parties:
         return join_parties(recipe, load_parties(recipe))

@@ -1,6 +1,7 @@
-"""A recipe's examples as its model will see them: tokens, and which of them count for the loss.
+"""Shows a recipe's examples as its model will see them: tokens, and which of them count for the
+loss.
 
-No weights are read.
+Reads no weights.
 """
 
 from collections.abc import Sequence
@@ -32,32 +33,32 @@ from fedseed.tasks.data import Picture, TaskData
 class ExamplePreview(NamedTuple):
     """An example as tokens."""
 
-    title: str  # which one it is, and what became of it
+    title: str  # the example's number and how it was prepared
     # the tokens' texts, and whether each counts for the loss
     pieces: tuple[tuple[str, bool], ...]
-    # what else there is to know, such as the other options
+    # further information, such as the other options
     note: str = ""
 
 
 def preview(
     recipe: Recipe, client: str | None = None, examples: int = 2
 ) -> tuple[list[ExamplePreview], tuple[str, ...]]:
-    """Make a recipe's examples ready; return some of them as tokens, and note about all.
+    """Prepare a recipe's examples, and return some of them as tokens, with notes about all.
 
     Args:
         recipe: the recipe.
-        client: whose examples are shown; None: the first client's.
-        examples: how many are shown.
+        client: the client whose examples are shown; None: the first.
+        examples: how many examples are shown.
 
     Raises:
-        RecipeError: the data or the tokenizer can't be had, there is no such client, or the
+        RecipeError: the data or the tokenizer can't be loaded, there is no such client, or the
             examples are pictures.
     """
     data = recipe.task.load()
     clients_by_name = {one.name: one for one in data.clients}
     if client is not None and client not in clients_by_name:
         raise RecipeError(
-            f"--client {client}: there is no such client, but "
+            f"--client {client}: no such client; the clients are "
             f"{', '.join(list(clients_by_name)[:12])}"
         )
     objective, limit, prepared = _prepare(recipe, data)
@@ -89,7 +90,9 @@ def preview(
 
 
 def _step_size(recipe: Recipe) -> tuple[str, ...]:
-    """Return a line about how many examples an optimiser step is of, where clients take such."""
+    """Return a note on how many examples an optimiser step uses; empty for methods without local
+    steps.
+    """
     training = getattr(recipe.method, "training", None)
     if training is None:
         return ()
@@ -99,21 +102,23 @@ def _step_size(recipe: Recipe) -> tuple[str, ...]:
         training.accumulation,
     )
     return (
-        f"a local step is of {plural(count, 'example')}: method.training.batch = {batch} times "
+        f"each local step uses {plural(count, 'example')}: method.training.batch = {batch} times "
         f"method.training.accumulation = {accumulation}",
     )
 
 
 def _prepare(recipe: Recipe, data: TaskData) -> tuple[Objective, str, list[Prepared]]:
-    """Make all clients' examples ready; return them with their objective and the limit of one.
+    """Prepare all clients' examples, and return them with their objective and the limit on an
+    example's length.
 
-    The class of a model takes seconds to import. It is needed only where it decides something: of
-    examples that may be too long for the model, or may have tokens that it has no embedding for.
+    A model's class takes seconds to import. It is imported only if it is needed: when examples may
+    be too long for the model, or may have tokens without an embedding.
     """
     kind, head = choose_kind(recipe, data)
     if kind.example is Picture:
         raise RecipeError(
-            f'task.name = "{recipe.task.name}": its examples are pictures; a preview shows tokens'
+            f'task.name = "{recipe.task.name}": its examples are pictures, but a preview '
+            "shows tokens"
         )
     base, code = recipe.model.base, recipe.model.trust_remote_code
     checkpoint, loader = find_checkpoint(base), LOADERS[kind.architecture]
@@ -134,12 +139,12 @@ def _prepare(recipe: Recipe, data: TaskData) -> tuple[Objective, str, list[Prepa
 def _prepare_by_config(
     recipe: Recipe, data: TaskData, kind: ExampleKind, config: Any, processor: Any
 ) -> tuple[Objective, str, list[Prepared]] | None:
-    """Do what `_prepare` does by the model's configuration alone.
+    """Do the work of `_prepare` with only the model's configuration.
 
     Returns:
-        None where only the model itself can tell what becomes of an example.
+        None if only the model itself can show how an example is prepared.
     """
-    # models of RoBERTa's kind have no positions up to that of padding
+    # models such as RoBERTa have no positions below that of padding
     positions = stated_positions(config)
     if positions is not None:
         positions -= 1 + (config.get_text_config().pad_token_id or 0)
@@ -156,9 +161,9 @@ def _prepare_by_config(
 
 
 def _preview_pair(title: str, pair: Pair, objective: Any) -> list[ExamplePreview]:
-    """Return both answers of a preference, each after its prompt."""
+    """Return previews of both answers of a preference, each after the prompt."""
     note = (
-        "the loss is by how much more than its base the model prefers it (DPO, beta = "
+        "the loss compares how much the model and the base prefer this answer (DPO, beta = "
         f"{objective.beta:g})"
     )
     previews = []
@@ -171,12 +176,12 @@ def _preview_pair(title: str, pair: Pair, objective: Any) -> list[ExamplePreview
 
 
 def _preview_item(title: str, item: Any, objective: Any, example: Any) -> ExamplePreview:
-    """Return an item as tokens: its own, its right option's, or those of its text with the
+    """Return an item as tokens: its text, its text with the right option, or its text with the
     blank.
     """
     tokens, counts, note = item, "", ""
     if isinstance(item, Options | Prompted):
-        counts = "the loss is which option follows"
+        counts = "the loss is about which option follows"
         note = f"options: {' / '.join(option.strip() for option in example.options)}"
     if isinstance(item, Options):
         tokens = item.sequences[item.gold]
@@ -187,25 +192,25 @@ def _preview_item(title: str, item: Any, objective: Any, example: Any) -> Exampl
     elif isinstance(item, Blank):
         tokens = Tokens(item.ids, item.mask, ((item.mask, item.mask + 1),))
         counts, note = (
-            "the loss is which word stands there",
+            "the loss is about which word fills the blank",
             f"words: {' / '.join(w.strip() for w in example.words)}",
         )
     elif isinstance(item, ClassifiedText):
         tokens = Tokens(item.ids, len(item.ids), ((0, 0),))
-        counts, note = "the loss is which class it is", f"class: {item.gold}"
+        counts, note = "the loss is about the class", f"class: {item.gold}"
     elif isinstance(item, ScoredText):
         tokens = Tokens(item.ids, len(item.ids), ((0, 0),))
-        counts, note = "the loss is how far off the predicted number is", f"score: {item.value:g}"
+        counts, note = "the loss is the error of the predicted number", f"score: {item.value:g}"
     elif isinstance(item, RewardedTokens):
-        counts = "the reward is of what the model says after the prompt"
+        counts = "the reward scores what the model generates after the prompt"
     elif not isinstance(item, Tokens):
         raise RecipeError(
-            f"a preview shows tokens; these examples have none ({type(item).__name__})"
+            f"a preview shows tokens, but these examples have none ({type(item).__name__})"
         )
     learnt = set(chain.from_iterable(range(begin, end) for begin, end in tokens.learnt))
     texts = _texts(objective.tokenizer, tokens.ids)
     pieces = tuple((text, position in learnt) for position, text in enumerate(texts))
-    counts = counts or f"{tokens.terms:,} of them count"
+    counts = counts or f"{tokens.terms:,} of them count for the loss"
     cut = ""
     if tokens.cut:
         cut = f", {tokens.cut:,} more were cut"
@@ -215,7 +220,8 @@ def _preview_item(title: str, item: Any, objective: Any, example: Any) -> Exampl
 def _texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """Return the text of each token.
 
-    A decoder leaves out the blank before a text, a part of its first token.
+    Decoding tokens one by one would lose the blank at the beginning of a text, which is part of its
+    first token.
     """
     texts = []
     for token, raw in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):

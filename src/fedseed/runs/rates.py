@@ -1,24 +1,25 @@
-"""Finds a learning rate: slope and curvature along the method's own direction, then successive
-halving of short runs.
+"""Finds a learning rate: first from slope and curvature along the method's own direction, then by
+successive halving of short runs.
 
-1. A run of a few rounds at a tiny rate r moves the weights by D. Along D the loss on validation
-   examples is measured at three points, l0 = l(w), l+- = l(w +- eps D / |D|), which gives slope and
+1. A run of a few rounds at a tiny rate r moves the weights by D. The loss on validation examples is
+   measured at three points along D, l0 = l(w), l+- = l(w +- eps D / |D|). This gives slope and
    curvature:
 
        s = (l- - l+) / 2 eps,    c = (l+ + l- - 2 l0) / eps^2,    rate = (s / c) r / |D|
 
-   The slope is what the clients' steps agree on with examples that none of them has; noise that
-   they do not share has curvature only. For methods whose round is one step, that is the rate after
-   which a round of its own gains most. Where the loss does not bend upwards, the search starts at
-   the rate that moves the weights by a hundredth.
-2. Short runs at three times more and less, on as long as it gets better, then the two best for
-   three times as long; the loss on the validation examples decides (Jamieson, Talwalkar:
-   "Non-stochastic Best Arm Identification", 2016). Where a round is one step along a drawn
-   direction, two runs as long as there is room for: a few steps show chance alone.
+   The slope shows how far the clients' steps also help on examples that no client has; noise adds
+   curvature but no slope. For methods whose round is one step, this rate minimises the loss after
+   one round. If the curvature is not positive, the search starts at the rate that moves the weights
+   by a hundredth of their norm.
+2. Short runs try rates that are three times higher and lower, as long as the validation loss
+   improves; then the two best rates run three times as long (Jamieson, Talwalkar: "Non-stochastic
+   Best Arm Identification", 2016). If a round is one step along a random direction, a few steps
+   show only chance, so two runs use all the remaining budget.
 
-All of it takes about a tenth of the run's passes. With a `share` of 1 or more, as many whole runs
-follow: at that rate, at three times more or less, on as long as it gets better, and between.
-Seeds and batches are those of the run, so that two rates are compared along the same directions.
+The search takes about a tenth of the run's passes. With a `share` of 1 or more, that number of
+whole runs follows: at the found rate, at three times higher or lower rates as long as the loss
+improves, then at rates between. All trials use the run's seeds and batches, so that rates are
+compared along the same directions.
 """
 
 import tomllib
@@ -45,44 +46,46 @@ from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
 from fedseed.tasks.data import ClientData, TaskData
 
-SHARE = 0.1  # of the run's passes
-STEP = 3.0  # from a rate to the next
-MOST_TRIALS = 6  # of the first rung
-# rounds of one client that all trials together take at least; below that, their local steps are cut
+SHARE = 0.1  # share of the run's passes that the search may take
+STEP = 3.0  # factor from one rate to the next
+MOST_TRIALS = 6  # short runs of the first stage
+# all trials together take at least this many rounds of one client; if the budget is smaller, local
+# steps are cut
 WHOLE = 16
-# share of the weights' norm: the distance over which slope and curvature are measured
+# share of the weights' norm: distance over which slope and curvature are measured
 FAR = 1e-3
 # share of the weights' norm: the most that the first run may move the weights
 TINY = 1e-2
-# most examples for validation, and of each client
+# validation examples at most: taken from each client, and in total
 JUDGED, HELD = 200, 400
-# steps along which slope and curvature are taken where directions are drawn, and at most
+# steps that slope and curvature are averaged over for random directions, and the most attempts at
+# such steps
 LOOKS, MOST_LOOKS = 10, 16
-# share of the loss: a bend between three points that is smaller may be rounding
+# share of the loss: a smaller second difference of three losses may be rounding
 SEEN = 1e-4
-# fewer rounds of one step than this are too few to judge a rate
+# with fewer rounds of one step than this, a rate can't be judged
 FEW = 5
-CHANCE = 5.0  # of nine times and three
-# times the base's loss: a rate beyond which a trial has failed
+CHANCE = 5.0  # a factor between three and nine, see `_climb`
+# times the base's loss: a trial with a higher loss has failed
 FAILED = 1e3
 
 
 @dataclass
 class TunedRate:
-    """A rate, and how it was found."""
+    """A learning rate, and how it was found."""
 
-    key: str  # the recipe's
+    key: str  # the recipe's key of the rate
     rate: float
-    start: float | None = None  # what slope and curvature say; None: nothing
+    start: float | None = None  # the rate from slope and curvature; None: they gave none
     before: float = inf  # the base's loss on the validation examples
-    # rate, rounds, loss afterwards, in turn
+    # of each trial: rate, rounds, loss afterwards
     trials: list[tuple[float, int, float]] = field(default_factory=list)
-    passes: int = 0  # forward and backward, of all trials
-    whole: float = inf  # those of the run itself
+    passes: int = 0  # forward and backward passes of all trials
+    whole: float = inf  # passes of the run itself
 
 
 def with_rate(recipe: Recipe, rate: float) -> Recipe:
-    """Return the recipe with another learning rate, which nobody is to look for any more."""
+    """Return the recipe with another learning rate, and without a search for one."""
     return recipe.model_copy(
         update={"method": _with_learning_rate(recipe.method, rate), "tune_rate": False}
     )
@@ -102,14 +105,14 @@ def _with_learning_rate(method: Method, rate: float, **changes: Any) -> Method:
 def _rate_key(method: Method) -> tuple[str, float]:
     key_and_rate = rate_of(method)
     if key_and_rate is None:
-        raise RecipeError(f'method.name = "{method.name}": it has no learning rate to look for')
+        raise RecipeError(
+            f'method.name = "{method.name}": this method has no learning rate to search for'
+        )
     return key_and_rate
 
 
 def restore_rate(recipe: Recipe, folder: Path) -> Recipe:
-    """Return a recipe with the rate that an interrupted run in a folder has found, if there is
-    one.
-    """
+    """Return a recipe with the rate that the interrupted run in a folder found, if there is one."""
     file = folder / "recipe.toml"
     if not recipe.tune_rate or not file.is_file():
         return recipe
@@ -122,16 +125,16 @@ def restore_rate(recipe: Recipe, folder: Path) -> Recipe:
 
 
 class _Trials:
-    """Short runs of a recipe, each from the base."""
+    """Runs trials of a recipe, each from the base."""
 
     def __init__(self, recipe: Recipe, data: TaskData) -> None:
         self.recipe = recipe
         clients, judged = list(data.clients), list(data.validation)
-        # take a tenth of each client's examples, on which no trial trains
+        # hold out a tenth of each client's examples; no trial trains on them
         if not judged:
             draw, shuffled = Random(recipe.seed), [list(client.examples) for client in clients]
             for examples in shuffled:
-                draw.shuffle(examples)  # files are often sorted
+                draw.shuffle(examples)  # because files are often sorted
             judged = list(
                 chain.from_iterable(examples[: -(-len(examples) // 10)] for examples in shuffled)
             )
@@ -145,8 +148,8 @@ class _Trials:
         step = max(1, len(judged) // JUDGED)
         self.data, self.judged = data, judged[::step]
         self.per_round = recipe.federation.count(len(clients))
-        self.passes, self.units = 0, 0  # spent so far; in rounds of one client
-        self.start: list[torch.Tensor] = []  # the weights with which the last trial began
+        self.passes, self.units = 0, 0  # spent so far; units are rounds of one client
+        self.start: list[torch.Tensor] = []  # the weights at the start of the last trial
         self._equipment: Equipment | None = None
         self._base: list[torch.Tensor] = []
         self._judged_items: list[Any] = []
@@ -154,7 +157,7 @@ class _Trials:
     def run(self, method: Method, rounds: int, clients: int, seed_offset: int = 0) -> Simulation:
         """Run some rounds from the base, and return the finished simulation.
 
-        `seed_offset`: another seed than the run's.
+        `seed_offset` is added to the run's seed.
         """
         equipment = self._fresh()
         spec = RunSpec(
@@ -185,11 +188,11 @@ class _Trials:
         """Return the loss on the validation examples."""
         objective = self._fresh(restore=False).objective
         if not self._judged_items:
-            raise RecipeError("tune-rate: no example to judge a rate by is usable")
+            raise RecipeError("tune-rate: none of the validation examples is usable")
         return mean_loss(trial.worker.space.model, objective, self._judged_items)
 
     def _fresh(self, restore: bool = True) -> Equipment:
-        """Return the model at its base; an adapter is put into another one each time."""
+        """Return the base model. With an adapter it is loaded again each time."""
         if self._equipment is not None and not restore:
             return self._equipment
         adapter = adapters.choose_adapter(
@@ -209,7 +212,7 @@ class _Trials:
             ):
                 tensor.copy_(saved)
         model, objective = self._equipment.model, self._equipment.objective
-        judged = prepare(objective, "the examples that a rate is judged by", self.judged)
+        judged = prepare(objective, "the validation examples of tune-rate", self.judged)
         self._judged_items = with_reference(objective, model, judged).items
         return self._equipment
 
@@ -220,38 +223,38 @@ def find_rate(
     say: Callable[[str], None] = print,
     share: float = SHARE,
 ) -> TunedRate:
-    """Return a learning rate for a recipe, by short runs.
+    """Find a learning rate for a recipe by short runs.
 
     Args:
-        recipe: the recipe; its own rate is where the search starts if nothing else can be said.
-        data: its task's, if it is loaded.
-        say: told of each trial.
-        share: how much the trials may take, in passes of the run; from 1 on, that number of
-            whole runs follows them.
+        recipe: the recipe. Its own rate is the starting point if slope and curvature give none.
+        data: the task's data, if it is loaded already.
+        say: called with a line about each trial.
+        share: passes of all trials, as a share of the run's. From 1 on: the number of whole runs
+            that follow the usual trials.
 
     Raises:
-        RecipeError: the method has no rate; or the run is private, and trials would not count in
-            its epsilon.
+        RecipeError: the method has no rate, or the run is private, and its epsilon would not
+            include the trials.
         FedseedError: no rate lowers the loss.
     """
     alone('learning_rate = "auto"')
     if recipe.privacy is not None or recipe.secure_sums is not None:
         raise RecipeError(
-            "tune-rate: trials would show what [privacy] and [secure_sums] keep to clients: set a "
-            "rate"
+            "tune-rate: trials would reveal what [privacy] and [secure_sums] hide: set a rate "
+            "yourself"
         )
     key, rate = _rate_key(recipe.method)
     trials = _Trials(recipe, recipe.task.load() if data is None else data)
     result, method = TunedRate(key, rate), recipe.method
-    # rounds of one client
+    # unit: a round of one client
     units = (share if share < 1 else SHARE) * recipe.rounds * trials.per_round
     method, shortening = _shorten(method, key, rate, units)
     units *= shortening
 
     def shape(count: float) -> tuple[int, int]:
-        """Return rounds and clients of a trial that costs `count` rounds of one client.
+        """Return how many rounds and clients a trial has that costs `count` rounds of one client.
 
-        It has all clients of a round, if that is possible.
+        It uses as many clients as a round has, if the budget allows.
         """
         clients = max(1, min(trials.per_round, round(count)))
         return max(1, min(recipe.rounds, round(count / clients))), clients
@@ -270,7 +273,7 @@ def find_rate(
         return loss
 
     short = max(1.0, units / WHOLE)
-    # directions are drawn: what a step or two do is mostly chance
+    # with random directions, one or two steps show mostly chance
     by_steps = not method.needs_gradients
     clients = 1
     if method.stepwise:
@@ -287,11 +290,11 @@ def find_rate(
         centre = result.start
         estimate = f"{result.start:.3g}"
     say(
-        f"  slope and curvature along the method's steps say {estimate}; the base's loss is "
-        f"{result.before:.4f}"
+        f"  rate from slope and curvature along the method's steps: {estimate}; the base's loss "
+        f"is {result.before:.4f}"
     )
     if method.stepwise and result.start is not None:
-        # a larger rate may look better for a while, and is not
+        # a larger rate may look better in a short trial although it is worse
         units_left = (units - trials.units) / 2
         rates = [centre, centre / STEP] if units_left >= FEW * trials.per_round else [centre]
         longer = {one: measure(one, max(units_left, trials.per_round)) for one in rates}
@@ -299,7 +302,7 @@ def find_rate(
         rates = _climb(centre, result.before, lambda rate: measure(rate, short))
         longer = {one: measure(one, 3 * short, 1) for one in rates}
     best = min(longer, key=lambda one: longer[one])
-    # by chance the loss may have risen in all trials: then take the first rate
+    # if the loss rose in all trials, perhaps by chance, take the first rate
     result.rate = _round_rate(best if longer[best] < result.before else rates[0])
     result.whole = trials.passes / trials.units * recipe.rounds * trials.per_round * shortening
     if share >= 1:
@@ -310,24 +313,24 @@ def find_rate(
         result.rate = min(longer, key=lambda one: longer[one])
     if not min(longer.values()) < result.before:
         say(
-            f"  no rate lowered the loss of {result.before:.4f} in so few rounds: take this one "
-            "with care"
+            f"  no rate lowered the loss of {result.before:.4f} in so few rounds: use this rate "
+            "with caution"
         )
     result.passes = trials.passes
     return result
 
 
 def _shorten(method: Method, key: str, rate: float, units: float) -> tuple[Method, float]:
-    """Return the method as trials use it: without a schedule, with fewer local steps if needed.
+    """Return the method for trials: without a schedule, and with fewer local steps if needed.
 
     Args:
-        method: the recipe's.
+        method: the recipe's method.
         key: the key of its learning rate.
-        rate: its learning rate.
+        rate: the learning rate to set.
         units: rounds of one client that the trials may take.
 
     Returns:
-        The method, and how many times as many local steps the run itself has.
+        The method, and the factor by which local steps were cut.
     """
     steps: int = getattr(getattr(method, "training", method), "steps", 1)
     cut = max(1, min(steps, round(steps * units / WHOLE)))
@@ -347,8 +350,8 @@ def _shorten(method: Method, key: str, rate: float, units: float) -> tuple[Metho
 def _whole_runs(
     centre: float, most_runs: int, measure: Callable[[float], float]
 ) -> dict[float, float]:
-    """Return the loss of each whole run that is tried, by rate: at three times more, or less, while
-    that helps, then between.
+    """Try whole runs, and return their losses by rate: first at three times higher or lower rates
+    while the loss improves, then at rates between.
     """
     losses = {centre: measure(centre)}
     for edge, step in ((max, STEP), (min, 1 / STEP)):
@@ -368,8 +371,8 @@ def _round_rate(rate: float) -> float:
 
 
 def _climb(centre: float, base_loss: float, measure: Callable[[float], float]) -> list[float]:
-    """Return the two rates to try for longer, the better one first: upwards and downwards as long
-    as it helps.
+    """Try higher and lower rates while the loss improves, and return the two best, the better one
+    first.
     """
     losses = {centre: measure(centre)}
     while len(losses) < MOST_TRIALS and losses[max(losses)] < base_loss:
@@ -381,8 +384,9 @@ def _climb(centre: float, base_loss: float, measure: Callable[[float], float]) -
         edge = min(losses)
         smaller, excess = edge / STEP, losses[edge] - base_loss
         losses[smaller] = measure(smaller)
-        # where a third of a rate raises the loss by a third as much (too large a rate: by a ninth),
-        # the directions lead uphill by chance, and smaller rates show nothing new
+        # If a third of the rate gives a third of the loss increase, the direction leads uphill by
+        # chance, and smaller rates show nothing new. (If the rate is too large, a third of it gives
+        # a ninth of the increase.)
         if (
             excess > 0
             and losses[smaller] > base_loss
@@ -399,13 +403,13 @@ def _climb(centre: float, base_loss: float, measure: Callable[[float], float]) -
 def _start(
     trials: _Trials, method: Method, rate: float, steps: int, rounds: int, clients: int
 ) -> tuple[float | None, float, float]:
-    """Return the rate that slope and curvature say along some steps (None: nothing), the base's
-    loss, a bold rate.
+    """Return the rate from slope and curvature along some steps (None if they give none), the
+    base's loss, and a bold rate.
     """
-    # a bold rate moves the weights by a hundredth in such a step: without an upward bend there is
-    # no other scale; of drawn directions each step is a run of its own, for the curvature along all
-    # at once is that of what they have in common; a slope that is not downhill even so is noise,
-    # and its size is taken
+    # The bold rate moves the weights by a hundredth of their norm in such a step; without positive
+    # curvature there is no other scale. With random directions each step is a separate run: the
+    # curvature along all of them together would be that of what they have in common. If the slope
+    # is not downhill even so, it is noise, and its absolute value is used.
     slopes, curvatures, base_loss, looks, far, bold = 0.0, 0.0, inf, 0, 0.0, rate
     for attempt in range(MOST_LOOKS):
         try:

@@ -1,18 +1,17 @@
-"""Makes the steps of a run again from the answers on record, as its coordinator made them, without
-a model.
+"""Recomputes the steps of a run from the recorded answers, as its coordinator did, without a model.
 
-A step made again must be the one in the log:
+A recomputed step must match the one in the log:
 
     whole numbers, signs, counts    equal
     weighted means                  equal, bit for bit: every processor adds them up in one order
     robust rules                    within the rounding of each entry's own terms. Their sums are
-                                    added up by the processor's library in an order of its own
+                                    added up in an order that the processor's library chooses
                                     (`fedseed.aggregation.robust`)
 
-For a robust rule the step is made twice more, with each entry a rounding below and above. What the
-log has must lie between the two, entry by entry, so that a large number covers nothing but itself.
-Where two choices of a rule are as good but for rounding (two vectors with the same Krum score),
-either may have been made: both are tried.
+For a robust rule the step is recomputed twice more, with each entry one rounding error lower and
+one higher. Each entry in the log must lie between the two, so that the tolerance of a large entry
+does not extend to others. If rounding alone decides between two choices of a rule (two vectors with
+the same Krum score), both choices are tried.
 """
 
 from collections.abc import Collection, Sequence
@@ -33,35 +32,36 @@ from fedseed.orbit import Orbit
 from fedseed.runs.answers import AnswerRecord, Line
 from fedseed.runs.spec import RunSpec
 
-# how far an entry that a robust rule makes may be moved by rounding, as a share of its terms'
-# magnitudes: a quarter of float32's last place. Iterated rules magnify double precision's
-# rounding, to 4e-9 in 3,600 rounds of random and nearly equal vectors
+# how far rounding may move an entry that a robust rule makes, as a share of its terms' magnitudes:
+# a quarter of float32's last place. Iterated rules magnify the rounding of double precision: by
+# experiment to 4e-9 in 3,600 rounds of random and nearly equal vectors
 RULE_ROUNDING = 2.0**-26
-# the same where a rule goes on from its last outcome, which the coordinator keeps in float32: one
-# that was rounded the other way is off by a whole last place
+# the same for a rule that continues from its last outcome. The coordinator keeps that in float32,
+# so an outcome that was rounded the other way is off by a whole last place
 REMEMBERED_ROUNDING = 2.0**-22
-# choices of a rule that are looked at: one of four that are as good is missed once in 10^8
+# how many choices of a rule are tried: if four are equally good, one of them is missed once in 10^8
 TRIES = 64
 
 
 class Retraced(NamedTuple):
-    """The outcome of making a run's steps again."""
+    """The outcome of recomputing a run's steps."""
 
-    plans: dict[int, dict[bytes, list[int]]]  # of the wanted rounds, each with its clients
-    # the rounds whose steps do not follow from the answers on record
+    # of each wanted round: its plans, each with the clients that got it
+    plans: dict[int, dict[bytes, list[int]]]
+    # the rounds whose steps do not follow from the recorded answers
     unlike: list[int]
-    missing: list[int]  # those without answers on record
+    missing: list[int]  # the rounds without recorded answers
 
 
 def retrace(
     orbit: Orbit, answers: AnswerRecord, spec: RunSpec, rounds_with_plans: Collection[int] = ()
 ) -> Retraced:
-    """Make every step of a run again.
+    """Recompute every step of a run.
 
     Args:
         orbit: the run's log.
-        answers: the answers on record.
-        spec: what the run was.
+        answers: the recorded answers.
+        spec: the run's specification.
         rounds_with_plans: the rounds whose plans are needed.
 
     Raises:
@@ -77,7 +77,7 @@ def retrace(
         spec.aggregation,
         spec.bounds,
     )
-    # whose answer was refused is not on record
+    # the record leaves out refused answers
     coordinator.bounds = Bounds(proportion="off", claims="off")
     retraced = Retraced({}, [], [])
     for step in orbit.steps():
@@ -98,9 +98,10 @@ def retrace(
 def _follows(
     coordinator: Coordinator, line: Line, recorded: bytes, retraced: Retraced, needs_plans: bool
 ) -> bool:
-    """Return whether a round's step follows from the answers on record, and go on from it.
+    """Return whether a round's step follows from the recorded answers, and advance the coordinator
+    by it.
 
-    Raises MessageError: the step can't be read.
+    Raises MessageError if the step can't be read.
     """
     method, earlier_state = coordinator.method, coordinator.state
     recorded_step = method.decode_step(earlier_state, recorded)
@@ -114,9 +115,9 @@ def _follows(
             message = Message(MessageKind.UPDATE, method.code, line.round, client, update)
             coordinator.receive(message.encode(), client)
     except MessageError:
-        right = False  # no coordinator takes such an answer
+        right = False  # a coordinator would refuse such an answer
     if coordinator.screen():
-        # an update beyond all bounds, which no coordinator lets count
+        # an update beyond all bounds, which a coordinator would not count
         right = False
     combined = coordinator.weighted_answers()
     step = coordinator.close().payload
@@ -134,17 +135,17 @@ def _follows(
 def is_within_rounding(
     method: Method, state: Any, answers: Answers, recorded: Payload, step: bytes
 ) -> bool:
-    """Return whether a step may be another processor's result from a round's answers.
+    """Return whether a step could be what another processor computed from a round's answers.
 
     Args:
-        method: the run's.
-        state: the one before the step.
-        answers: the round's, with their weights.
+        method: the run's method.
+        state: the state before the step.
+        answers: the round's answers, with their weights.
         recorded: the step in the log.
-        step: the step as this processor makes it.
+        step: the step as this processor computes it.
     """
     rule = answers.rule
-    if rule.linear:  # added up in one order everywhere
+    if rule.linear:  # every processor adds up in the same order
         return _lies_within(recorded, [method.decode_step(state, step)])
     share = RULE_ROUNDING
     if rule.remembers:
@@ -161,12 +162,12 @@ def is_within_rounding(
 
 
 def _lies_within(recorded: Any, bounds: Sequence[Any]) -> bool:
-    """Return whether every number of a step lies between those of other steps.
+    """Return whether every number of a step lies between the numbers of other steps.
 
     Args:
         recorded: a payload, or a part of one.
-        bounds: the same part of the others: of one, it must be equal; of two, whole numbers and
-            lengths must be equal to either's.
+        bounds: the same part of one or two other steps. Arrays must lie between them, or equal the
+            only one; everything else must equal all of them.
     """
     if isinstance(recorded, Payload):
         if any(type(one) is not type(recorded) for one in bounds):

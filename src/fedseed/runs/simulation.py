@@ -1,8 +1,8 @@
-"""A federation on one machine: every client's work is done here (`loop` has the rounds).
+"""Simulates a federation on one machine, which does every client's work (`loop` has the rounds).
 
-Coordinator and worker exchange encoded messages only, as they would over a network, so byte counts
-are true. Clients' work may be dealt to local processes (`workers`), with the same results;
-coordinator, files and evaluation stay here.
+Coordinator and worker exchange only encoded messages, as over a network, so byte counts are real.
+Local processes may share the clients' work (`workers`), with the same results. Coordinator, files
+and evaluation stay in this process.
 """
 
 import time
@@ -49,7 +49,7 @@ from fedseed.training.memory import Memory
 from fedseed.transport.base import CoordinatorEnd
 from fedseed.weights.devices import limited, peak_on
 
-# attempts at a round: local clients would do the same again
+# attempts at a round; more would not help, because local clients would do the same again
 MOST_ATTEMPTS = 20
 
 
@@ -66,20 +66,20 @@ class _Everybody(Roster):
 
 @dataclass
 class _Attempt:
-    """A round that is being gathered."""
+    """The costs of the round that is being gathered."""
 
     spent: Cost = field(default_factory=Cost)  # the clients' work
-    training: float = 0.0  # seconds of it
-    restarts: int = 0  # how often it was begun again
+    training: float = 0.0  # seconds of training
+    restarts: int = 0  # how often the round began again
 
 
 class _LocalEnd:
-    """The part of a coordinator's transport that rounds within one process use.
+    """The part of a coordinator's transport that a simulation uses.
 
     It keeps broadcasts until the session carries them out.
     """
 
-    largest = inf  # bytes of a message: none goes anywhere
+    largest = inf  # largest message in bytes; unlimited, because messages stay in this process
     resend_seconds = inf
 
     def __init__(self) -> None:
@@ -96,9 +96,9 @@ class _LocalEnd:
 
 
 class _LocalSession(Session):
-    """A coordinator's session with clients of its own process.
+    """A coordinator's session with clients in the same process.
 
-    The clients do what a broadcast asks for as soon as the coordinator waits for answers.
+    The clients work when the coordinator waits for their answers.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class _LocalSession(Session):
             CoordinatorSettings(deadline=inf, minimum=0, patience=inf),
             Rejected(Progress(), ""),
         )
-        # rounds use only those methods of an end that `_LocalEnd` has
+        # rounds use only the methods that `_LocalEnd` has
         end = cast(CoordinatorEnd, _LocalEnd())
         super().__init__(end, settings, progress, rejected, at_hand=True)
         self.hosted = hosted
@@ -126,9 +126,9 @@ class _LocalSession(Session):
         if hosted.secure is not None:
             self.masking = Masking(hosted.secure, hosted.worker.method, sizes, progress.warn)
         self.rounds = Rounds(self, _Everybody(hosted.names), coordinator, 0)
-        # a note names them
+        # clients without examples; a note at the start names them
         self.rounds.idle.update(number for number, size in sizes.items() if not size)
-        self._begun: dict[int, bytes] = {}  # the plans that workers have, by client
+        self._begun: dict[int, bytes] = {}  # the plans already given to workers, by client
         self._attempt = _Attempt()
 
     @property
@@ -137,9 +137,9 @@ class _LocalSession(Session):
         return cast(_LocalEnd, self.end)
 
     def gather(self, number: int) -> Gathered:
-        """Open a round and gather what counts. Raises FedseedError."""
+        """Open a round and gather the answers. Raises FedseedError if no attempt succeeds."""
         attempt = self._attempt = _Attempt()
-        self.local_end.take_broadcasts()  # of a round that was given up
+        self.local_end.take_broadcasts()  # drop broadcasts of a round that was given up
         start = time.perf_counter()
         gathered = _run_to_end(self.rounds.gather(number))
         gathered.spent, took = attempt.spent, time.perf_counter() - start
@@ -150,7 +150,7 @@ class _LocalSession(Session):
         return gathered
 
     def begin(self, number: int) -> None:
-        """Let workers begin a round ahead of time."""
+        """Let workers begin the next round early."""
         self.coordinator.open(number)
         self._deal(
             {
@@ -161,18 +161,18 @@ class _LocalSession(Session):
         )
 
     async def pause(self, seconds: float) -> None:
-        """Carry out what was broadcast, in place of waiting for clients elsewhere."""
+        """Carry out the broadcasts, instead of waiting for clients elsewhere."""
         broadcasts = self.local_end.take_broadcasts()
         if not broadcasts:
             self._attempt.restarts += 1
         if self._attempt.restarts >= MOST_ATTEMPTS:
             raise FedseedError(
-                f"a round was begun {MOST_ATTEMPTS} times, and no sum could be opened"
+                f"a round began {MOST_ATTEMPTS} times without a sum that could be opened"
             )
         self._carry_out(broadcasts)
 
     def _carry_out(self, broadcasts: Sequence[bytes]) -> None:
-        """Let the clients answer plans and the questions of secure sums."""
+        """Let the clients answer plans and the requests of secure sums."""
         plans: dict[int, bytes] = {}
         for data in broadcasts:
             addressees, message = read_plan(data[1:])
@@ -222,7 +222,7 @@ class _LocalSession(Session):
             self.rounds.take(self.hosted.names[client], message)
 
     def _answers(self, plans: dict[int, bytes]) -> list[Answer]:
-        """Return the clients' answers, wherever they are computed."""
+        """Return the clients' answers, from the workers or from this process."""
         worker, items = self.hosted.worker, list(self.hosted.items.values())
         if isinstance(self.coordinator, SummedCoordinator):
             return sum_round(self.coordinator, worker, plans, [items[client] for client in plans])
@@ -240,12 +240,12 @@ class _LocalSession(Session):
         )
 
     def _deal(self, plans: dict[int, bytes]) -> None:
-        """Deal a round's work out to the workers, unless they have it already: clients to train, or
-        parts of the losses that all clients share.
+        """Give a round's work to the workers, unless they have it already. The work is to train
+        clients, or to measure parts of the losses that all clients share.
         """
         if self.team is None or self._begun == plans:
             return
-        if self._begun:  # others take part than was thought
+        if self._begun:  # the clients differ from those expected
             self.team.results()
         self._begun, parts = plans, len(self.team.seats)
         orders: Sequence[Work] = [partial(train, plan, client) for client, plan in plans.items()]
@@ -258,7 +258,7 @@ class _LocalSession(Session):
 
 
 def _run_to_end(work: Coroutine[Any, Any, Gathered]) -> Gathered:
-    """Return the result of a coroutine that only waits for this process itself.
+    """Run a coroutine that never waits for anything outside this process, and return its result.
 
     It needs no event loop.
     """
@@ -267,7 +267,7 @@ def _run_to_end(work: Coroutine[Any, Any, Gathered]) -> Gathered:
     except StopIteration as stop:
         gathered: Gathered = stop.value
         return gathered
-    raise RuntimeError("the rounds of a simulation wait for something")
+    raise RuntimeError("a round of a simulation waited for something outside its process")
 
 
 def sum_round(
@@ -276,13 +276,13 @@ def sum_round(
     plans: Mapping[int, bytes],
     items: Sequence[Sequence[Any]],
 ) -> list[Answer]:
-    """Let clients add their gradients up, hand the coordinator the sum, and return the answers.
+    """Let clients add up their gradients, give the sum to the coordinator, and return the answers.
 
     Args:
-        coordinator: the open round's.
+        coordinator: the coordinator of the open round.
         worker: the model.
-        plans: each client's plan, by its number.
-        items: the clients' examples, in the plans' order.
+        plans: each client's plan, by the client's number.
+        items: the clients' examples, in the order of the plans.
     """
     answers, total = worker.sum_gradients(
         list(plans.values()), list(plans), items, coordinator.weigh
@@ -292,28 +292,28 @@ def sum_round(
 
 
 def check_processes(method: Method, workers: object | None) -> None:
-    """Raise RecipeError if a method works in one process, and there are workers."""
+    """Raise RecipeError if there are workers but the method works only in one process."""
     if method.sums_gradients and workers is not None:
         raise RecipeError(
-            "method.summed = true: gradients are added up in one process; leave out --workers and "
-            "--ray"
+            "method.summed = true: gradients are added up in a single process; leave out "
+            "--workers and --ray"
         )
 
 
 class Simulation(Run):
-    """A simulated federation: the clients' work is done one after the other, or by several
-    processes of this machine.
+    """A simulated federation. One process does the clients' work in turn, or several processes of
+    this machine share it.
 
     Args:
-        spec: what the run is.
-        hosted: the model at its base, with the examples of all clients.
-        progress: shows the run going on; True: on standard error, False: not at all, None: there if
-            it is a terminal.
-        workers: local processes to deal the clients to, with the results that one process with as
-            many threads has.
+        spec: the run's specification.
+        hosted: the base model with the examples of all clients.
+        progress: shows progress. True: on standard error; False: not at all; None: on standard
+            error if it is a terminal.
+        workers: local processes that share the clients' work. The results are those of one process
+            with the same number of threads as each of them.
 
     Raises:
-        RecipeError: a setting is impossible; the text names it.
+        RecipeError: a setting is invalid; the message names it.
     """
 
     def __init__(
@@ -371,7 +371,7 @@ class Simulation(Run):
                 )
         except ValueError as error:
             raise RecipeError(str(error)) from error
-        if spec.method.catch_up.replaces:  # the base is a step 0 then
+        if spec.method.catch_up.replaces:  # then the base counts as step 0
             self.coordinator.weights = self.worker.space.dense()
         self.worker.memory = Memory(None if spec.folder is None else spec.folder / MEMORY)
         self.team = workers
@@ -382,7 +382,7 @@ class Simulation(Run):
             if self.method.remembers:
                 memory = self.worker.memory.folder
             workers.expect(hosted.start, self.method.catch_up.replaces, memory)
-            weakref.finalize(self, workers.close)  # of a simulation that never runs, too
+            weakref.finalize(self, workers.close)  # also for a simulation that never runs
         self.clients = _LocalSession(
             self.hosted, self.coordinator, byzantine, self.team, self.progress
         )
@@ -396,7 +396,8 @@ class Simulation(Run):
         if self.team is not None:
             count = plural(len(self.team.seats), "worker process", "worker processes")
             self.progress.note(f"{count}, {plural(self.team.threads, 'thread')} each")
-        # nobody asks for an earlier round again, and all answers of a long run would be many bytes
+        # no client asks for an earlier round's answer again, and all answers of a long run would
+        # take much memory
         self.hosted.accounts = accounts_in_memory(
             self.method, self.names, self.spec.rounds, keep_answers=False
         )
@@ -416,8 +417,8 @@ class Simulation(Run):
         memory = self.worker.memory.folder
         if self.method.remembers and restored.round and not memory.is_dir():
             raise FedseedError(
-                f"{memory} is missing, and with it what clients had yet to send: the run can't go "
-                "on; choose another folder with --out"
+                f"{memory} is missing: it has what clients keep from round to round, so the run "
+                "can't continue; choose another folder with --out"
             )
         if self.team is not None:
             self.team.apply(*restored.records)
@@ -428,7 +429,7 @@ class Simulation(Run):
     def apply(self, step: Message, line: RoundLine, log: bool) -> None:
         """Apply the step to the weights.
 
-        Workers do, too, and go on with the next round meanwhile.
+        Workers apply it too, and begin the next round at the same time.
         """
         number = line.round
         if self.team is not None:
@@ -436,18 +437,18 @@ class Simulation(Run):
             if number < self.spec.rounds:
                 self.clients.begin(number + 1)
         start = time.perf_counter()
-        # no frame is checked: within one process a message can't be damaged or mixed up
+        # the frame need not be checked: a message within one process can't be damaged or mixed up
         norm = self.worker.apply_payload(step.payload)
         line.seconds["rebuild"] = time.perf_counter() - start
         line.weights_digest = self.worker.space.digest() if self.spec.digests(line.round) else None
-        if norm is not None and log:  # the weights' norm takes a pass over them
+        if norm is not None and log:  # computing the weights' norm takes a pass over the weights
             line.metrics["step_over_weights"] = norm / max(self.worker.space.norm(), 1e-30)
         if self.team is not None:
             self.team.confirm(line.weights_digest or NO_DIGEST)
 
     def examine(self, line: RoundLine, evaluate: bool) -> None:
         if self.team is not None:
-            # before the first round, while this process evaluates
+            # workers load before the first round, while this process evaluates
             self.team.load()
         if evaluate:
             start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The specification of a run, made from a recipe or by a call in Python. Free of torch."""
+"""The specification of a run, made from a recipe or in Python. This module does not need torch."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,53 +25,54 @@ from fedseed.weights.layout import DigestKind
 
 @dataclass(frozen=True)
 class RunSpec:
-    """The specification of a run, besides its model and its clients' examples.
+    """The specification of a run, without its model and its clients' examples.
 
-    Every process that takes part in the run has all of it.
+    Every process of the run has a complete copy.
     """
 
     method: Method  # the method and its settings
-    rounds: int  # how many
+    rounds: int  # number of rounds
     # decides client sampling, data order and directions
     seed: int = 0
     per_round: int | None = None  # clients that take part in a round; None: all
-    # rounds between evaluations; there is one of the base and one at the end, too
+    # rounds between evaluations; the base and the last round are always evaluated
     evaluate_every: int = 1
-    # rounds between digests of the weights, besides those after evaluations
+    # rounds between digests of the weights, in addition to those after evaluations
     digest_every: int = 1
-    # whether evaluations measure anything; in a private run, only if the recipe discloses it
+    # whether evaluations measure anything; a private run measures only if the recipe discloses
+    # results
     measures: bool = True
     # stop after this number of evaluations in a row without a better "validation_loss"; None: never
     patience: int | None = None
-    aggregation: AggregationRule | None = None  # how the clients' answers become one
-    # how far from the others a client, or a step, may be
+    aggregation: AggregationRule | None = None  # how the clients' answers are combined
+    # how far a client's update, or a step, may be from the others
     bounds: Bounds | None = None
-    # differential privacy of what clients send, if the method does not have it already
+    # differential privacy of what clients send; None: none beyond what the method itself has
     privacy: PrivacySettings | None = None
-    # the coordinator learns sums alone; None: it reads every answer
+    # the coordinator learns only sums; None: it reads every answer
     secure_sums: SecureSums | None = None
-    # what Byzantine clients do (`fedseed.attacks.updates`). "labels" only names them: their data
-    # was changed by `fedseed.attacks.updates.flip_labels`
+    # what Byzantine clients do (`fedseed.attacks.updates`). "labels" is only recorded here:
+    # `fedseed.attacks.updates.flip_labels` has already changed those clients' data
     attack: AttackKind | None = None
     attackers: Collection[int] = ()  # the numbers of the Byzantine clients
-    attack_strength: float | None = None  # of attacks that have one; None: as usual
-    # clients that look along common directions share forward passes: faster, and the same but for
-    # the float noise of another batch size
+    # for attacks that have a strength; None: the attack's default
+    attack_strength: float | None = None
+    # clients that measure along the same directions share forward passes. This is faster; results
+    # differ only by the float noise of another batch size
     joint: bool = True
     base: str = ""  # the base's name, for the orbit's header
-    # where the base is, if `base` is a path that means another place from elsewhere
+    # the base's absolute path, if `base` is a relative path
     base_folder: str = ""
-    # how the base is quantised as it is loaded (`model.quantization`)
+    # how the base is quantised when it is loaded (`model.quantization`)
     quantization: str = ""
-    # the base's digest, if it is known; None: it is hashed
+    # the base's digest; None: it is computed
     base_digest: str | None = None
     # name patterns of the trainable parameters, for the orbit's header; None: all
     trainable: Sequence[str] | None = None
-    # names of the classes that a classifier tells apart, for the orbit's header; none: no
-    # classifier
+    # names of a classifier's classes, for the orbit's header; empty: the model is not a classifier
     classes: Sequence[str] = ()
-    # tune an adapter of this kind in place of the model; None: what the method is defined with, if
-    # anything
+    # tune an adapter of this kind instead of the model; None: the method's own adapter, if it has
+    # one
     adapter: Adapter | None = None
     # how base and weights are hashed (`fedseed.weights.digest`)
     digest: DigestKind = "blake2b"
@@ -79,21 +80,21 @@ class RunSpec:
     out: Path | str | None = None
     # the complete recipe, written beside the results
     recipe_text: str | None = None
-    # the Jinja template of its chats, if it is not the tokenizer's own, written beside it
+    # the chats' Jinja template, written beside the results; "": the tokenizer's own is used
     chat_template: str = ""
-    # digests of the clients' data and of held-out sets, by which a run that goes on knows them
+    # digests of the clients' data and of held-out sets; a resumed run compares them
     data_record: DataRecord = field(default_factory=dict)
-    # what the base's tokenizer makes of texts; None: it has none
+    # fingerprint of the base's tokenizer; None: the base has none
     fingerprint: Fingerprint | None = None
-    # about the data, such as what was left out; shown when the run starts, and kept in the summary
+    # notes about the data, such as what was left out; shown at the start, and written to the
+    # summary
     notes: Sequence[str] = ()
-    # what makes an example too long, to be said of those that are left out or cut
+    # the limit on an example's length, as a text for messages about examples left out or cut
     limit: str = ""
-    trackers: Sequence[Tracker] = ()  # where else the metrics go
-    # that a process computes with while the run goes on; None: torch's own choice, shared out among
-    # workers
+    trackers: Sequence[Tracker] = ()  # further destinations of the metrics
+    # threads of each process; None: torch's own number, divided among the workers
     threads: int | None = None
-    # what each client has answered is kept in the folder (`fedseed.runs.answers`)
+    # whether to keep each client's answers in the folder (`fedseed.runs.answers`)
     answers: bool = False
 
     def __post_init__(self) -> None:
@@ -106,7 +107,7 @@ class RunSpec:
         except ValueError as error:
             raise RecipeError(str(error)) from error
         if self.threads is not None and self.threads < 1:
-            raise RecipeError(f"threads = {self.threads}: at least 1")
+            raise RecipeError(f"threads = {self.threads}: must be at least 1")
         problem = None
         if self.answers:
             problem = find_obstacle(self.method, self.secure_sums is not None)
@@ -117,12 +118,12 @@ class RunSpec:
     def from_recipe(
         cls, recipe: Recipe, out: Path | str | None = None, **changes: Any
     ) -> "RunSpec":
-        """Return a recipe's run.
+        """Return the specification of a recipe's run.
 
         Args:
             recipe: the recipe.
             out: folder for the run's files; None: nothing is written.
-            changes: values that the recipe does not have, or that replace the recipe's.
+            changes: fields that the recipe does not set, or that replace the recipe's.
         """
         attack, stopping = recipe.attack, recipe.stopping
         spec = cls(
@@ -152,35 +153,35 @@ class RunSpec:
 
     @property
     def folder(self) -> Path | None:
-        """Return the folder for the run's files."""
+        """Return the folder for the run's files; None: the run writes none."""
         if self.out is None:
             return None
         return Path(self.out)
 
     @property
     def byzantine(self) -> frozenset[int]:
-        """Return the numbers of the Byzantine clients, if they do anything."""
+        """Return the numbers of the Byzantine clients; empty without an attack."""
         if self.attack is None:
             return frozenset()
         return frozenset(self.attackers)
 
     @property
     def private(self) -> bool:
-        """Return whether the method makes private everything published that depends on clients'
-        data.
+        """Return whether everything published that depends on clients' data is protected, by secure
+        sums or by the method's differential privacy.
         """
         return self.secure_sums is not None or mechanism_of(self.method) is not None
 
     def evaluates(self, number: int) -> bool:
-        """Return whether there is an evaluation after a round."""
+        """Return whether the model is evaluated after a round."""
         return number % self.evaluate_every == 0 or number == self.rounds
 
     def logs(self, number: int) -> bool:
-        """Return whether a round gets a line of metrics of its own."""
+        """Return whether a line of metrics is written after a round."""
         return self.evaluates(number) or not self.method.stepwise
 
     def digests(self, number: int) -> bool:
-        """Return whether the weights are hashed after a round: always after an evaluation, as in
-        the last round.
+        """Return whether the weights are hashed after a round. They are after every evaluation,
+        which includes the last round.
         """
         return self.evaluates(number) or (number % self.digest_every == 0 and self.logs(number))

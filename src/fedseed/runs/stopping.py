@@ -1,10 +1,9 @@
-"""Early stopping: a run ends when some evaluations in a row have not brought a better validation
-loss.
+"""Early stopping: ends a run after several evaluations in a row without a better validation loss.
 
-What counts are evaluations, as in FederatedScope, which FedMeZO's paper is built on (its rounds are
-patience times the rounds between evaluations): rounds in between say nothing about the validation
-loss, and a run never ends at one. It looks at the lines of metrics and at nothing else, so a run
-that is taken up again stops where it would have stopped.
+Patience counts evaluations, as in FederatedScope, which FedMeZO's paper is built on. Rounds between
+evaluations say nothing about the validation loss, so a run never ends at one of them. The decision
+uses only the lines of metrics, so a resumed run stops where it would have stopped without the
+interruption.
 """
 
 from collections.abc import Sequence
@@ -14,15 +13,15 @@ from typing import Any
 from fedseed.reports.results import RoundLine
 
 VALIDATION_LOSS = "validation_loss"
-# of the base's loss: a run that will not have moved it by so much does nothing
+# share of the base's loss: a run that changes its loss by less than this stands still
 HARDLY = 0.01
-# times the base's loss, or times 1 if that is less
+# times the base's loss, or times 1 if the base's loss is lower
 DIVERGED = 1000.0
 Lines = Sequence[RoundLine]
 
 
 def _evaluated(metrics: Lines, name: str = VALIDATION_LOSS) -> list[tuple[int, float]]:
-    """Return round and loss of each evaluation; one that is not a number is worse than any."""
+    """Return round and loss of each evaluation; NaN counts as infinity."""
     evaluations = [(line.round, line.metrics[name]) for line in metrics if name in line.metrics]
     return [(number, inf if isnan(loss) else loss) for number, loss in evaluations]
 
@@ -36,7 +35,7 @@ def find_best(metrics: Lines) -> tuple[int, float]:
 
 
 def is_over(metrics: Lines, patience: int | None) -> bool:
-    """Return whether the last `patience` evaluations or more did not lower the validation loss."""
+    """Return whether at least the last `patience` evaluations did not lower the validation loss."""
     if patience is None:
         return False
     number, _ = find_best(metrics)
@@ -46,9 +45,9 @@ def is_over(metrics: Lines, patience: int | None) -> bool:
 def find_divergence_round(metrics: Lines) -> int | None:
     """Return the first round with a loss that is not finite, or DIVERGED times the base's.
 
-    None: there is none.
+    None if there is no such round.
 
-    A run whose base has no finite loss is not judged.
+    None also if the base's own loss is not finite.
     """
     evaluations = _evaluated(metrics, "loss")
     if not evaluations or not isfinite(evaluations[0][1]):
@@ -58,12 +57,12 @@ def find_divergence_round(metrics: Lines) -> int | None:
 
 
 def find_standstill(metrics: Lines, rounds: int) -> tuple[int, float, float] | None:
-    """Find the first evaluation after a tenth of the rounds, if at that pace the loss will hardly
-    move to the end.
+    """Find whether the loss will hardly move by the end, judged by its pace at the first evaluation
+    after a tenth of the rounds.
 
     Returns:
-        The round, the base's loss and the loss then; None: it moves, or there is no such evaluation
-        yet.
+        That evaluation's round, the base's loss, and that evaluation's loss. None: the loss moves,
+        or there is no such evaluation yet.
     """
     evaluations = _evaluated(metrics, "loss")
     later = next(
@@ -78,7 +77,7 @@ def find_standstill(metrics: Lines, rounds: int) -> tuple[int, float, float] | N
 
 
 def describe(metrics: Lines, patience: int | None, rounds: int) -> dict[str, Any] | None:
-    """Return for the summary whether the run stopped early, its best round and that round's
+    """Return the summary's entry: whether the run stopped early, its best round, and that round's
     validation loss.
     """
     if patience is None:

@@ -1,6 +1,6 @@
-"""Stores that make a run's steps durable and let an interrupted run take them up again.
+"""Stores that make a run's steps durable, so that an interrupted run can resume.
 
-Free of torch.
+This module does not need torch.
 
 Two questions decide what a store does. Does a step replace those before it (`Method.catch_up`)?
 Then the folder has the newest weights (`WeightsStore`), otherwise all steps in an orbit
@@ -30,7 +30,7 @@ from fedseed.orbit import NO_DIGEST, Header, OrbitWriter, Record
 from fedseed.orbit.file import begin, scan
 from fedseed.weights.layout import ITEM_BYTES
 
-# its names of dtypes
+# numpy's and safetensors' names of dtypes
 SAFETENSORS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
@@ -38,16 +38,16 @@ SAFETENSORS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16":
 class StoredWeights:
     """The content of `model.safetensors` in a run's folder."""
 
-    header: Header  # what the run is
+    header: Header  # the run's header
     round: int  # the last round that counts
     changed: int  # the last round whose step was not empty
-    # of the trained tensors, one after the other, in the layout's order
+    # bytes of the trained tensors, one after the other, in the layout's order
     data: bytes
-    digest: str  # the weights', in hex
+    digest: str  # of the weights, in hex
 
 
 def _write_weights(path: Path, weights: StoredWeights) -> None:
-    """Write the file in place of an older one; it is on disk when this returns."""
+    """Write the file, replacing an older one. It is on disk when this returns."""
     header = base64.b64encode(begin(weights.header)).decode()
     description = {
         "round": weights.round,
@@ -76,16 +76,16 @@ def _write_weights(path: Path, weights: StoredWeights) -> None:
 def read_weights(path: Path) -> StoredWeights:
     """Read a file of weights.
 
-    Raises OrbitError: it can't be read, is damaged, or is no such file.
+    Raises OrbitError if the file can't be read, is damaged, or is not a file of weights.
     """
     try:
         data = path.read_bytes()
         start = 8 + int.from_bytes(data[:8], "little")
         table = json.loads(data[8:start])
         if "check" not in table.get("__metadata__", {}):
-            raise ValueError("it does not say which run it is of")
+            raise ValueError("the file does not name its run")
         if table["__metadata__"].pop("check") != _check(table):
-            raise ValueError("what stands before the weights is not as it was written")
+            raise ValueError("the part before the weights has changed since it was written")
         description = json.loads(table["__metadata__"]["fedseed"])
         header = scan(base64.b64decode(description["header"]), str(path))[0].header
         weights = data[start:]
@@ -93,7 +93,7 @@ def read_weights(path: Path) -> StoredWeights:
             len(weights) != header.layout.dense_bytes
             or header.digest_of(weights) != description["digest"]
         ):
-            raise ValueError("the weights' digest differs from the one written with them")
+            raise ValueError("the weights do not match the digest written with them")
         return StoredWeights(
             header,
             int(description["round"]),
@@ -114,31 +114,32 @@ def read_weights(path: Path) -> StoredWeights:
 
 
 def _check(table: dict[str, Any]) -> str:
-    """Return a hash of all that stands before the weights, which have a digest of their own."""
+    """Return a hash of the file's entries besides the weights, which have their own digest."""
     return blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
 class Restored:
-    """The point that an interrupted run had reached."""
+    """The state of an interrupted run."""
 
     round: int  # the last round that counts
-    contents: list[Content]  # what each step to there holds
-    records: Sequence[Record] = ()  # what takes a model at its base to there
-    unlogged: Sequence[bytes] = ()  # payloads of the steps that the log lacks
+    contents: list[Content]  # the content of each step up to that round
+    records: Sequence[Record] = ()  # steps that bring the base model to that round
+    unlogged: Sequence[bytes] = ()  # payloads of the steps that are missing in the log
 
 
 class StepStore(ABC):
-    """A file of a run's folder.
+    """Keeps a run's steps in a file of the run's folder.
 
     Args:
         folder: the run's folder.
-        header: what the run is.
-        coordinator: is brought to the last step; what it remembers besides the steps is kept, too.
-        logged: what the run's log holds; None: there is no log.
+        header: the run's header.
+        coordinator: the coordinator, which `restore` brings to the last step. Its state besides the
+            steps is kept as well.
+        logged: the content of the run's log; None: there is no log.
     """
 
-    name: ClassVar[str]  # of the file
+    name: ClassVar[str]  # the file's name
 
     def __init__(
         self,
@@ -152,26 +153,28 @@ class StepStore(ABC):
         self.header = header
         self.coordinator = coordinator
         self.logged = logged
-        self.follows = logged is not None and logged.lasting  # whether the log decides
+        # whether the log decides which rounds count
+        self.follows = logged is not None and logged.lasting
         self._held: Record | None = None  # the newest step, until its digest is known
 
     @abstractmethod
     def restore(self, has_rounds: bool, warn: Callable[[str], None]) -> Restored:
-        """Bring file and coordinator to the last round that counts.
+        """Bring the file and the coordinator to the last round that counts.
 
         Args:
             has_rounds: whether the folder has metrics of earlier rounds.
-            warn: told what was mended.
+            warn: called with a message about each repair.
 
         Raises:
-            FedseedError: a file is missing, damaged, of another run, or holds other steps than the
-                log.
+            FedseedError: a file is missing or damaged, belongs to another run, or has other steps
+                than the log.
         """
 
     def prepare(self, number: int) -> None:
-        """Write the coordinator's state that is not part of the step that is about to count.
+        """Write the part of the coordinator's state that steps do not hold, before the next step
+        counts.
 
-        The file of the round before stays.
+        The previous round's file is kept.
         """
         arrays = self.coordinator.state_dict()
         if arrays:
@@ -183,17 +186,17 @@ class StepStore(ABC):
             (self.folder / f"kept-{number - 2}.npz").unlink(missing_ok=True)
 
     def record(self, number: int, payload: bytes) -> None:
-        """Take the step of a round that counts.
+        """Take the step of a new round that counts.
 
         It is written when the weights' digest is known (`confirm`).
         """
         self._held = Record(number, payload)
 
     def confirm(self, digest: str) -> None:
-        """Write the newest step, whose weights have this digest (`NO_DIGEST`: nobody will know
-        it).
+        """Write the newest step with the digest of the weights after it (`NO_DIGEST`: it will not
+        be known).
 
-        Where the files decide, the step is on disk when this returns.
+        If the files decide which rounds count, the step is on disk when this returns.
         """
         if self._held is not None:
             record, self._held = self._held, None
@@ -203,7 +206,8 @@ class StepStore(ABC):
     def _write(self, record: Record, lazily: bool) -> None:
         """Write a step.
 
-        Where the log decides it need not be on disk yet if that may be done lazily.
+        If `lazily` is true and the log decides which rounds count, the step may reach the disk
+        later.
         """
 
     def sync(self) -> None:  # noqa: B027
@@ -211,34 +215,36 @@ class StepStore(ABC):
 
     @abstractmethod
     def complete(self, digest: str) -> int | None:
-        """End the file, for weights of this digest.
+        """Finish the file; `digest` is that of the final weights.
 
-        Returns the orbit's size in bytes, None without an orbit.
+        Returns the orbit's size in bytes; None without an orbit.
         """
 
     def release(self) -> None:  # noqa: B027
-        """Close the file as it is."""
+        """Close the file without finishing it."""
 
     def _elsewhere(self, logged: StepLogContents) -> FedseedError:
-        """Return the error for a folder that has nothing of the run in the log."""
+        """Return the error for a folder that does not hold the run of the log."""
         return FedseedError(
-            f"the server holds a run {logged.run} of {logged.last} steps, {self.folder} does not: "
-            "go on in its folder (--out), choose another name (--run), or delete it from the "
-            "server with --fresh"
+            f"the server holds a run {logged.run} of {logged.last} steps, but {self.folder} does "
+            "not: continue in the run's folder (--out), choose another name (--run), or delete "
+            "the run from the server with --fresh"
         )
 
     def _take_kept(self, number: int) -> None:
-        """Take up what was kept after a round. Raises FedseedError."""
+        """Restore the coordinator's state from the file of a round. Raises FedseedError if it can't
+        be read.
+        """
         path = self.folder / f"kept-{number}.npz"
         try:
             with ZipFile(path) as archive:
                 if any(entry.compress_type != ZIP_STORED for entry in archive.infolist()):
-                    raise ValueError("it is compressed, which it never is")
+                    raise ValueError("it is compressed, but fedseed never compresses it")
             with np.load(path, allow_pickle=False) as arrays:
                 self.coordinator.load_state_dict({name: arrays[name] for name in arrays.files})
         except (OSError, LookupError, ValueError, BadZipFile, EOFError, MemoryError) as error:
             raise FedseedError(
-                f"{path}: what the coordinator has kept of round {number} can't be read: {error}"
+                f"{path}: the coordinator's state of round {number} can't be read: {error}"
             ) from error
 
     def _forget_kept(self) -> None:
@@ -247,19 +253,19 @@ class StepStore(ABC):
 
 
 class OrbitStore(StepStore):
-    """All steps, in an orbit."""
+    """Keeps all steps, in an orbit."""
 
     name = "model.orbit"
     _writer: OrbitWriter | None = None
 
     def restore(self, has_rounds: bool, warn: Callable[[str], None]) -> Restored:
-        """Read the orbit; it and the log are repaired from each other."""
+        """Read the orbit. Orbit and log are completed from each other."""
         exists, logged = self.path.exists(), self.logged or StepLogContents("")
         if logged.last and not exists:
             raise self._elsewhere(logged)
         if has_rounds and not exists:
             raise FedseedError(
-                f"{self.folder}: {self.name} is missing, and with it what the run has learnt"
+                f"{self.folder}: {self.name} is missing, which held all that the run has learnt"
             )
         self._writer = OrbitWriter(self.path, self.header, resume=exists)
         if self._writer.cut is not None:
@@ -268,7 +274,7 @@ class OrbitStore(StepStore):
         if exists:
             orbit = self._writer.take()
             if orbit.header.first > 1:
-                raise OrbitError(f"{self.path} is compacted: a run can't go on from it")
+                raise OrbitError(f"{self.path} is compacted: a run can't continue from it")
             records += orbit.steps()
         common = min(logged.last, len(records))
         if list(logged.payloads[:common]) != [record.payload for record in records[:common]]:
@@ -289,25 +295,25 @@ class OrbitStore(StepStore):
         return Restored(len(records), contents, records, unlogged)
 
     def _take_outcome(self, number: int, warn: Callable[[str], None]) -> None:
-        """Take up what the aggregation rule remembers, if it remembers anything.
+        """Restore the aggregation rule's state, if the rule has one.
 
-        Without a file it begins anew.
+        Without a file the rule starts afresh.
         """
         if not self.coordinator.keeps_outcomes:
             return
         if not number:
-            self._forget_kept()  # an earlier run's
+            self._forget_kept()  # files of an earlier run
         elif (self.folder / f"kept-{number}.npz").exists():
             self._take_kept(number)
         else:
             rule = self.coordinator.aggregation.name
             warn(
-                f"{self.folder}: kept-{number}.npz is not there: {rule} remembers nothing of the "
-                "rounds before, and goes on so"
+                f"{self.folder}: kept-{number}.npz is missing: {rule} continues without its "
+                "memory of earlier rounds"
             )
 
     def prepare(self, number: int) -> None:
-        """Write what the aggregation rule remembers."""
+        """Write the aggregation rule's state."""
         if self.coordinator.keeps_outcomes:
             super().prepare(number)
 
@@ -331,14 +337,14 @@ class OrbitStore(StepStore):
 
 
 class WeightsStore(StepStore):
-    """The newest weights, in a file that is replaced as a whole.
+    """Keeps only the newest weights, in a file that is replaced as a whole.
 
-    Where a log has them, when the run is over.
+    If a log has the weights, the file is written only when the run is over.
     """
 
     name = "model.safetensors"
-    _round = 0  # the last that counts
-    _changed = 0  # the last whose step was not empty
+    _round = 0  # the last round that counts
+    _changed = 0  # the last round whose step was not empty
 
     def restore(self, has_rounds: bool, warn: Callable[[str], None]) -> Restored:
         """Take the newest weights from the log if it has steps, otherwise from the file."""
@@ -375,41 +381,43 @@ class WeightsStore(StepStore):
     def _match_kept(self, logged: StepLogContents, warn: Callable[[str], None]) -> None:
         """Take up what the coordinator has kept of the log's last round, or forget it.
 
-        Raises FedseedError: the kept state belongs to a later round and can't be made again.
+        Raises FedseedError if it belongs to a later round and can't be recomputed.
         """
         number = logged.last
         kept_files = finished_files(self.folder, "kept-*.npz")
         kept_round = max((int(path.stem[5:]) for path in kept_files), default=0)
-        if kept_round > number + 1:  # a round that was about to count is one more
+        # the state may be one round ahead: it is written before the round counts
+        if kept_round > number + 1:
             if set(self.coordinator.state_dict()) - {SIZES}:
                 raise FedseedError(
-                    f"the server's log of run {logged.run} ends with round {number}, "
-                    f"{self.folder} has kept what came of round {kept_round}, and of {number} "
-                    "nothing any more: begin again with --fresh and another --out"
+                    f"the server's log of run {logged.run} ends with round {number}, but "
+                    f"{self.folder} has the state of round {kept_round} and no longer that of "
+                    f"{number}: begin again with --fresh and another --out"
                 )
             warn(
                 f"the server's log ends with round {number}, {self.folder} with {kept_round}: the "
-                "rest is done again"
+                "later rounds are done again"
             )
             self._forget_kept()
         elif kept_round:
             self._take_kept(number)
 
     def _start_again(self, warn: Callable[[str], None]) -> None:
-        """Forget the rounds whose weights are lost.
+        """Start again at round 0, because the weights are lost.
 
-        Raises FedseedError: the file decides which rounds count, or clients would disclose more
-        than they have already.
+        Raises FedseedError if the file decides which rounds count, or if repeated rounds would
+        disclose more about the clients' data.
         """
         if not self.follows:
             raise FedseedError(
-                f"{self.folder}: {self.name} is missing, and with it what the run has learnt"
+                f"{self.folder}: {self.name} is missing, which held all that the run has learnt"
             )
         if self.coordinator.private or self.coordinator.sums:
             raise FedseedError(
-                f"{self.folder}: the server has lost this run's weights; start again elsewhere"
+                f"{self.folder}: the server has lost this run's weights, and a private run "
+                "must not repeat rounds; begin a new run with another --out"
             )
-        warn(f"{self.folder}: the server has lost this run's weights: all rounds are done again")
+        warn(f"{self.folder}: the server has lost this run's weights: repeating all rounds")
         self._forget_kept()
 
     def _take(self, number: int, changed: int, weights: bytes) -> list[Content]:

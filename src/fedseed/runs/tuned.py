@@ -1,8 +1,8 @@
-"""Load a tuned model from a run's folder, an orbit, a run's weights, an exported folder or a base's
-name.
+"""Loads a tuned model from a run's folder, an orbit, a run's weights, an exported folder or a
+base's name.
 
-`fedseed export`, `evaluate`, `generate` and `RunResult.model` begin with it. A run that has an
-orbit is replayed; one of a method whose steps are whole weights has its newest ones loaded onto the
+`fedseed export`, `evaluate`, `generate` and `RunResult.model` use it. If the run has an orbit, the
+orbit is replayed. If the method's steps are whole weights, the newest weights are loaded into the
 base.
 """
 
@@ -31,24 +31,24 @@ from fedseed.runs.store import read_weights
 from fedseed.tasks import REGISTRY
 
 DTYPES = ("float32", "bfloat16", "float16")
-# called for each applied step, with its number and the number of all steps
+# called after each applied step, with its number and the total number of steps
 OnStep = Callable[[int, int], None]
 
 
 class Source(NamedTuple):
-    """The source of a tuned model."""
+    """Where a tuned model comes from."""
 
-    name: str  # as it was given
-    orbit: Path | None = None  # the orbit's file, if it is replayed
-    # the file of a run's weights, if these are loaded
+    name: str  # as the user gave it
+    orbit: Path | None = None  # the orbit's file, if the model is replayed from it
+    # the file of a run's weights, if the model is loaded from it
     weights: Path | None = None
-    # a folder or hub name that holds the model itself
+    # a folder or hub name of the model itself
     model: str | None = None
-    # the run's folder, if it comes from one: metrics and recipe are there
+    # the run's folder, with metrics and recipe, if the model comes from a run
     folder: Path | None = None
 
     def file(self, name: str) -> Path | None:
-        """Return a file of the run's folder by its name; None: it is not there."""
+        """Return the path of a file in the run's folder; None if there is no such file."""
         path = None
         if self.folder is not None:
             path = self.folder / name
@@ -58,9 +58,7 @@ class Source(NamedTuple):
 
     @property
     def chat_template(self) -> str | None:
-        """Return the template that the run has written its chats by, if it was not the base's
-        own.
-        """
+        """Return the run's chat template, if it differed from the base's own."""
         path = self.file(CHAT_TEMPLATE)
         if path is None:
             return None
@@ -73,23 +71,23 @@ class Tuned(NamedTuple):
     # a `transformers` model, or the `peft` model around one; in evaluation mode
     model: Any
     processor: Any  # its tokenizer or image processor
-    # what the run is; None: not known, the model was loaded as it is
+    # the run's header; None: not known, because the model was loaded as it is
     header: Header | None
-    facts: Facts | None  # what came of the run; None with `header`
-    # loads the base once more, for what is compared with it; None: the recipe names it
+    facts: Facts | None  # results of the run; None if `header` is None
+    # loads the base again, for evaluations that compare with it; None: load the base that the
+    # recipe names
     load_base: Callable[[], Any] | None = None
 
 
 def find_source(name: str) -> Source:
-    """Return the source that a name on the command line stands for.
+    """Find the model that a name on the command line stands for.
 
     Args:
         name: a run's folder, an orbit file, a run's `model.safetensors`, a folder with a model, a
             base's name.
 
     Raises:
-        RecipeError: there is such a folder or file, but nothing in it that a model could be made
-            of.
+        RecipeError: there is no such file or folder, or it holds no model.
     """
     path = Path(name).expanduser()
     if path.is_file():
@@ -100,7 +98,7 @@ def find_source(name: str) -> Source:
             return Source(name, orbit=path, folder=folder)
         if path.suffix == ".safetensors":
             return Source(name, weights=path, folder=folder)
-        raise RecipeError(f"{name}: neither an orbit nor a run's model.safetensors")
+        raise RecipeError(f"{name}: not an orbit and not a run's model.safetensors")
     if path.is_dir():
         if (path / "model.orbit").is_file():
             return Source(name, orbit=path / "model.orbit", folder=path)
@@ -116,15 +114,15 @@ def find_source(name: str) -> Source:
         path.suffix in (".orbit", ".safetensors", ".toml")
         or name.startswith((".", "/", "~"))
         or name.count("/") > 1
-        or ("/" in name and path.parent.is_dir())  # runs/mine: no name of the hub
+        or ("/" in name and path.parent.is_dir())  # a path such as runs/mine, not a name on the hub
     ):
         raise RecipeError(f"{name}: there is no such folder or file")
     return Source(name, model=name)
 
 
 def run_folder_of(path: Path) -> Path | None:
-    """Return the folder of the run that wrote an orbit or weights; None: no run's files are
-    there.
+    """Return the folder of the run that wrote an orbit or weights; None if the file's folder has no
+    other files of a run.
     """
     beside = (path.parent / name for name in ("recipe.toml", "summary.json"))
     is_a_runs = path.stem == "model" and any(file.is_file() for file in beside)
@@ -144,25 +142,22 @@ def open_tuned(
     """Load a tuned model.
 
     Args:
-        source: where it comes from.
-        base: where the base is: a name, or its folder; None: where the run had it.
+        source: where the model comes from.
+        base: the base's name or folder; None: the one that the run used.
         upto: number of the last step to apply; None: all.
-        device: where the model is to lie.
-        progress: told of each step of a replay.
-        check_all: compare the weights with every digest that an orbit has, not with the last one
-            alone.
+        device: where to load the model.
+        progress: called after each step of a replay.
+        check_all: compare the weights with every digest in the orbit, not only with the last one.
 
     Raises:
-        RecipeError: the base is not found; the round can't be had.
-        OrbitError: the file is damaged, or of another base, or not what its run ended with (with
-            `upto` it need not be).
+        RecipeError: the base is not found, or the round's weights are not available.
+        OrbitError: the file is damaged, belongs to another base, or, without `upto`, does not end
+            where its run ended.
     """
     if source.model is not None:
         if upto is not None or base is not None:
             option = "--upto" if upto is not None else "--base"
-            raise RecipeError(
-                f"{option}: {source.name} is a model as it is, neither a run nor an orbit"
-            )
+            raise RecipeError(f"{option}: {source.name} is a plain model, not a run or an orbit")
         return Tuned(*_as_it_is(source.model, device), None, None)
     complete, ending = True, read_ending(source.folder)
     if source.orbit is not None:
@@ -178,8 +173,8 @@ def open_tuned(
         steps = [Record(max(1, stored.changed), stored.data, stored.digest)]
         if upto not in (None, count):
             raise RecipeError(
-                f"round {upto} of {source.name}: a run of {header.method.name} keeps its newest "
-                f"weights alone, which are those of round {count}"
+                f"round {upto} of {source.name}: a run of {header.method.name} keeps only its "
+                f"newest weights, which are those of round {count}"
             )
     if ending is not None and upto is None:
         ending.check(path, header, count, None)
@@ -197,15 +192,15 @@ def open_tuned(
 
 
 def best_round(source: Source, metric: str) -> int:
-    """Return the round that was best by a metric.
+    """Return the round with the best value of a metric.
 
     Raises:
-        RecipeError: there are no metrics beside the model, or none of this name.
+        RecipeError: there is no metrics.jsonl beside the model, or it does not have this metric.
     """
     path = source.file("metrics.jsonl")
     if path is None:
         raise RecipeError(
-            f"--best {metric}: there is no metrics.jsonl beside it: name the run's folder"
+            f"--best {metric}: there is no metrics.jsonl beside it: give the run's folder"
         )
     best = best_rounds(read_lines(path.parent))
     if metric not in best:
@@ -216,16 +211,17 @@ def best_round(source: Source, metric: str) -> int:
 def base_of(
     header: Header, path: Path, base: str | None = None, device: str = "cpu"
 ) -> tuple[Any, Any]:
-    """Return the base that a header names, and its tokenizer (or image processor).
+    """Return the base model that a header names, and its tokenizer or image processor.
 
     Args:
         header: the orbit's.
-        path: the orbit's file: a base of a relative path is looked for from there, too.
-        base: where the base is: a name, or its folder; None: where the run had it.
-        device: where the model is to lie.
+        path: the orbit's file. A base with a relative path is also searched for from this file's
+            folder.
+        base: the base's name or folder; None: the one that the run used.
+        device: where to load the model.
 
     Raises:
-        RecipeError: it is not found.
+        RecipeError: the base is not found.
     """
     # imported late, because it imports transformers
     from fedseed.models.loading import load_model
@@ -236,7 +232,8 @@ def base_of(
     quantization: Any = header.quantization or None
     if base is not None:
         return load_model(base, header.dtype, head=head, device=device, quantization=quantization)
-    # as the recipe gave it, where it was then, or as the recipe gave it from where the file is
+    # try in turn: the recipe's path, its absolute path at the time of the run, and the recipe's
+    # path relative to this file
     place, base_path = header.base, Path(header.base).expanduser()
     if place and place not in PACKAGED:
         candidates = [base_path]
@@ -249,23 +246,24 @@ def base_of(
     try:
         return load_model(place, header.dtype, head=head, device=device, quantization=quantization)
     except RecipeError as error:
-        raise RecipeError(f"{path}: its base: {error}; or say where it is with --base") from error
+        raise RecipeError(f"{path}: its base: {error}; or give its path with --base") from error
 
 
 def _as_it_is(place: str, device: str) -> tuple[Any, Any]:
-    """Load a model's folder or name; an adapter's folder, with the base that it names."""
+    """Load a model by folder or name. For an adapter's folder, also load the base that it names."""
     from fedseed.models.loading import load_model
 
     dtype, folder = "float32", Path(place).expanduser()
     if not (folder / "adapter_config.json").is_file():
         with suppress(OSError, ValueError, AttributeError):
             saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            dtype = saved.get("dtype", saved.get("torch_dtype"))  # if its folder has it
+            # if the adapter's folder has a tokenizer
+            dtype = saved.get("dtype", saved.get("torch_dtype"))
     return load_model(place, dtype if dtype in DTYPES else "float32", device=device)
 
 
 def _measured(source: Source, number: int) -> dict[str, Any]:
-    """Return the values in a run's files for a round, for `Facts`."""
+    """Return a round's metrics from the run's files, for `Facts`."""
     path = source.file("metrics.jsonl")
     if path is None:
         return {}
@@ -289,20 +287,20 @@ def recipe_for(
     """Return the recipe whose task and evaluation a model is measured by.
 
     Args:
-        source: the model's; a run has its recipe beside it.
-        recipe: another one: a file, or a packaged recipe's name.
-        task: the name of a task in place of the recipe's, with its settings as by default.
+        source: where the model comes from; a run's folder has its recipe.
+        recipe: another recipe instead: a file, or the name of a packaged one.
+        task: the name of a task that replaces the recipe's, with default settings.
         overrides: "key=value" pairs.
         plugins: files and modules to load first.
-        trust_plugins: load what the recipe names, too.
+        trust_plugins: also load the plug-ins that the recipe names.
 
     Raises:
-        RecipeError: there is neither recipe nor task, or they are wrong.
+        RecipeError: there is no recipe and no task, or they are invalid.
     """
     recipe_source: str | Path | None = recipe or source.file("recipe.toml")
     if recipe_source is None and task is None:
         raise RecipeError(
-            f"{source.name}: no recipe beside it says what to measure it on: give --recipe, or "
+            f"{source.name}: it has no recipe to choose the evaluation data: give --recipe, or "
             "--task NAME"
         )
     if task is not None and REGISTRY.find(task) is None:
@@ -316,10 +314,10 @@ def recipe_for(
 
 
 def evaluate(tuned: Tuned, recipe: Recipe) -> tuple[dict[str, float], list[str]]:
-    """Return a model's metrics on a recipe's evaluation sets, and note about the data.
+    """Return a model's metrics on a recipe's evaluation sets, and notes about the data.
 
     Raises:
-        RecipeError: the data can't be had, or do not fit the model.
+        RecipeError: the data can't be loaded, or do not fit the model.
     """
     from fedseed.models.architectures import LOADERS, hears_besides
     from fedseed.models.traits import traits_of

@@ -1,9 +1,8 @@
-"""Judge a run by its lines of metrics: has it diverged, or does it stand still?
+"""Judges a run by its lines of metrics: has it diverged, or does it stand still?
 
-A loss alone does not tell. Steps that are far too long can destroy a model whose base was worse
-than a guess, and its loss falls all the same; or no step is taken at all, and the loss stays where
-it was. So the verdict also looks at the clients' own loss, at how long the weights have become, and
-at who sent nothing and why.
+The loss alone does not show this. If a base is worse than a guess, steps that are far too long
+destroy the model and still lower its loss. If no step is applied, the loss stays the same. So the
+verdict also looks at the clients' own loss, at the weights' norm, and at why clients sent nothing.
 """
 
 import re
@@ -15,28 +14,27 @@ from typing import Any
 from fedseed.reports.results import RoundLine
 from fedseed.runs import stopping
 
-# times the base's loss: beyond, the model is worse than its base
+# times the base's loss: with a higher loss, the model is worse than its base
 WORSE = 1.1
-# the same where the weights are about as long as before: few held-out examples and few rounds move
-# the loss by a fifth without any harm
+# the same if the weights' norm has hardly changed: with few held-out examples and few rounds, the
+# loss can rise by a fifth without any harm
 WORSE_AT_SAME_NORM = 1.25
-# what a rise of the loss must be besides, where the base's loss is near zero
+# the least absolute rise of the loss that counts, for a base's loss near zero
 LEAST_RISE = 0.05
-# a loss that is this close to a uniform guess's loss, relative to it, counts as a guess. A bad
-# base's loss that is well above it is on its way down
+# a loss counts as a guess's if the two differ by at most this share. A poor base's loss may be well
+# above a guess's and on its way down
 NEAR_A_GUESS = 0.05
-# a base's loss above this many times that of a guess is confidently wrong: its loss falls when the
-# model is destroyed. A head that was drawn anew has about a guess's loss, and rightly stays near it
-# at first
+# if the base's loss is more than this many times a guess's, the base is confidently wrong, and its
+# loss falls when the model is destroyed. A freshly drawn head starts near a guess's loss, and may
+# rightly stay there at first
 CONFIDENTLY_WRONG = 1.25
-GROWN = (
-    0.1  # change of the weights' norm, relative to the base's: about half of the weights' length
-)
+# relative growth of the weights' norm: about half of the norm is then change
+GROWN = 0.1
 # the same: hardly anything of the base is left
 DOUBLED = 1.0
-MOVED = 0.01  # the same: the weights have moved visibly
-# of the base's loss: below it a client's loss shows that training works, whatever held-out data
-# show
+MOVED = 0.01  # the same: the weights have clearly moved
+# times the base's loss: if a client's loss is lower, training works, whatever the held-out loss
+# shows
 LEARNS = 0.9
 NOT_FINITE = re.compile(
     r"\b(nan|inf)\b|not finite|overflow|no local step was usable", re.IGNORECASE
@@ -45,12 +43,12 @@ NOT_FINITE = re.compile(
 
 @dataclass(frozen=True)
 class Divergence:
-    """The reason why a run counts as diverged.
+    """Why a run counts as diverged.
 
     Args:
-        round: the round since when it has.
-        reason: what shows it, with figures.
-        factor: what the rate should be multiplied with.
+        round: the round from which on it counts as diverged.
+        reason: the evidence, with figures.
+        factor: the factor by which to multiply the learning rate.
     """
 
     round: int
@@ -58,18 +56,19 @@ class Divergence:
     factor: float
 
     def to_json(self, advice: str) -> dict[str, Any]:
-        """Return the form that a summary has, with what to do."""
+        """Return the summary's entry, with the advice."""
         return {"kind": "diverged", **asdict(self), "advice": advice}
 
 
 def find_divergence(metrics: Sequence[RoundLine], guess: float | None) -> Divergence | None:
-    """Return the reason why the run counts as diverged at its newest line; None if it does not.
+    """Return why the run counts as diverged at its newest line; None if it does not.
 
-    A run that has recovered does not count. A run whose base has no finite loss is not judged.
+    None also if the run has recovered, or if the base's own loss is not finite.
 
     Args:
-        metrics: the run's lines, round 0 first.
-        guess: the loss of a model that finds every word or class equally likely; None: not known.
+        metrics: the run's lines of metrics, round 0 first.
+        guess: the loss of a model that gives every word or class the same probability; None: not
+            known.
     """
     if len(metrics) < 2 or not isfinite(metrics[0].metrics.get("loss", 0.0)):
         return None
@@ -93,12 +92,14 @@ def _since(divergence: Divergence, number: int) -> Divergence:
 
 
 def _judge_line(base: RoundLine, line: RoundLine, guess: float | None) -> tuple[str, float] | None:
-    """Return the problem after a round, and the factor for the learning rate."""
+    """Return the problem after a round and the factor for the learning rate; None without a
+    problem.
+    """
     return _judge_answers(line) or _judge_losses(base, line, guess)
 
 
 def _judge_answers(line: RoundLine) -> tuple[str, float] | None:
-    """Judge whether the rounds led to no step because numbers overflowed or went too far."""
+    """Judge whether the rounds made no step because numbers overflowed or were too large."""
     overflowed = [one for one in line.skipped if NOT_FINITE.search(str(one.get("reason")))]
     if overflowed and line.taking_part == 0:
         return f"no client could answer: {overflowed[-1]['reason']}", 0.01
@@ -109,13 +110,13 @@ def _judge_answers(line: RoundLine) -> tuple[str, float] | None:
 
 
 def _is_too_far(reason: str) -> bool:
-    return "no honest one is above" in reason or "would move every weight" in reason
+    return "honest steps stay below" in reason or "would move every weight" in reason
 
 
 def _judge_losses(
     base: RoundLine, line: RoundLine, guess: float | None
 ) -> tuple[str, float] | None:
-    """Judge whether a loss ran away, or is worse than before training."""
+    """Judge whether a loss grew out of bounds, or is worse than before training."""
     first, loss, local = base.metrics.get("loss"), line.metrics.get("loss"), line.train_loss
     limit = stopping.DIVERGED * max(1.0, first or 0.0)
     if loss is not None and not loss <= limit:
@@ -123,11 +124,11 @@ def _judge_losses(
     if local is not None and not local <= limit:
         return f"the clients' local loss is {local:.3g}{_norm(base, line)}", 0.01
     if "reward" in base.metrics:
-        # a reward may rise while the loss does, too
+        # with a reward, the loss may rise together with the reward
         return None
     if loss is not None and first is not None:
         return _judge_held_out(first, loss, base, line, guess)
-    # nothing is held out: the clients' own loss is all there is, and it is noisy
+    # without held-out data the only evidence is the clients' own loss, which is noisy
     if local is None or guess is None or local < 1.5 * guess or _size(growth(base, line)) < GROWN:
         return None
     return (
@@ -139,10 +140,10 @@ def _judge_losses(
 def _judge_held_out(
     first: float, loss: float, base: RoundLine, line: RoundLine, guess: float | None
 ) -> tuple[str, float] | None:
-    """Judge whether the held-out loss is worse than before training, or than a guess's."""
+    """Judge whether the held-out loss is worse than before training, or worse than a guess's."""
     local, grown = line.train_loss, _size(growth(base, line))
-    # if the training loss falls while the held-out loss rises, clients overfit or their data
-    # differs: the numbers do not diverge, unless the weights do
+    # if the training loss falls while the held-out loss rises, the clients overfit or their data
+    # differs. That is no divergence, unless the weights have grown
     if local is not None and local < LEARNS * min(first, guess or first) and grown < DOUBLED:
         return None
     worse = WORSE_AT_SAME_NORM
@@ -164,7 +165,7 @@ def _judge_held_out(
 
 
 def _size(grown: float | None) -> float:
-    """Return the size of a change; 0 where it is not known."""
+    """Return the absolute value of a change; 0 if it is not known."""
     if grown is None:
         return 0.0
     return abs(grown)
@@ -180,7 +181,7 @@ def _norm(base: RoundLine, line: RoundLine) -> str:
 def growth(base: RoundLine, line: RoundLine) -> float | None:
     """Return by how much the weights' norm has changed, relative to the base's.
 
-    None: it is not known, as for a coordinator without the model.
+    None if it is not known, for example to a coordinator without the model.
     """
     if not base.weights_norm or line.weights_norm is None:
         return None
@@ -188,7 +189,7 @@ def growth(base: RoundLine, line: RoundLine) -> float | None:
 
 
 def has_moved_far(base: RoundLine, line: RoundLine) -> bool:
-    """Return whether something other than too small a rate keeps the loss where it is."""
+    """Return whether the loss stands still although the rate is not too small."""
     grown, first = growth(base, line), base.metrics.get("loss")
     if grown is not None and not abs(grown) < MOVED:
         return True
@@ -197,11 +198,11 @@ def has_moved_far(base: RoundLine, line: RoundLine) -> bool:
 
 
 def advise(rate: tuple[str, float] | None, factor: float) -> str:
-    """Return advice on the rate to try next.
+    """Return advice on which learning rate to try next.
 
     Args:
-        rate: the key that sets how far steps go, and its value; None: there is none.
-        factor: what it is to be multiplied with.
+        rate: the recipe key of the learning rate, and its value; None: there is none.
+        factor: the factor by which to multiply it.
     """
     if rate is None:
         if factor < 1:

@@ -1,14 +1,14 @@
-"""A party's checks of a run that somebody else coordinated, from the run's folder and its own data.
+"""Lets a party check a run that somebody else coordinated, from the run's folder and its own data.
 
-    steps     every round's step is made again from the answers on record, as the coordinator made
-              it (`retracing`)
-    answers   in sampled rounds a client's own answer is computed again, at the weights of that
-              round, which are replayed, with that round's seeds and batches, and compared within
-              the noise of float arithmetic
+    steps     every round's step is recomputed from the recorded answers, as the coordinator did
+              (`retracing`)
+    answers   in sampled rounds a client's own answer is recomputed, with that round's seeds and
+              batches, at that round's weights, which are replayed; it must match within the noise
+              of float arithmetic
 
-The first needs no data; the second checks that the answer on record under a client's name is
-what its data gives. An answer that was forged or swapped, with a step that fits it, is found by the
-second; a step that does not fit the answers by the first.
+The first check needs no data, and finds a step that does not fit the answers. The second check
+finds a forged or swapped answer, even if the step fits it: the answer recorded under a client's
+name must be what its data gives.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,25 +36,28 @@ from fedseed.runs.retracing import retrace
 from fedseed.runs.spec import RunSpec
 from fedseed.training.client import LocalClient
 
-UNIT = 2.0**-24  # float32's unit of rounding
-# units that a mean loss may be off by, in proportion to max(1, loss)
+UNIT = 2.0**-24  # float32's rounding unit
+# how many such units a mean loss may be off, in proportion to max(1, loss)
 LOSS_NOISE = 64
-# that a coefficient after local training may be off by, in proportion to its block's
+# how far a coefficient of local training may be off, in proportion to the root mean square of its
+# block
 TRAINED_NOISE = 2.0**-5
-# allocations of which rounding may give a block one direction more or less
+# allocations in which rounding may give a block one direction more or less
 ROUNDED_ALLOCATIONS = ("norm", "sqrt", "previous")
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A client's answer of a round, computed again: where it is farthest from the one on record."""
+    """The check of one client's answer in a round, at the number where it differs most from the
+    recorded one.
+    """
 
     round: int
     client: str
     logged: float
     computed: float
-    allowed: float  # how far they may be apart
-    # "open": a sign of what is within the noise of zero
+    allowed: float  # the largest allowed difference
+    # "open": the number is a sign, and the recomputed value is within noise of zero
     verdict: Literal["right", "open", "forged"]
     why: str = ""
 
@@ -63,26 +66,25 @@ class Checked:
 class Verified:
     """The result of the checks."""
 
-    steps: int  # of the log
-    # the rounds whose steps do not follow from the answers on record
+    steps: int  # how many steps the log has
+    # the rounds whose steps do not follow from the recorded answers
     unlike: list[int]
-    missing: list[int]  # those without answers on record
+    missing: list[int]  # the rounds without recorded answers
     checked: list[Checked]
-    digest: str  # of the weights after the last step
-    # a digest of log and answers, by which parties see that they verified the same run
+    digest: str  # digest of the weights after the last step
+    # a digest of log and answers; parties compare it to see that they verified the same run
     record: str
-    # by client of those that were checked: the rounds in which it was asked, and nothing of it is
-    # on record
+    # by checked client: the rounds in which it was asked but no answer is recorded
     silent: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def forged(self) -> bool:
-        """Return whether anything is not as it should be."""
+        """Return whether a step or an answer is not what it should be."""
         return bool(self.unlike) or any(one.verdict == "forged" for one in self.checked)
 
     @property
     def proven(self) -> bool:
-        """Return whether nothing was forged, and every step could be judged."""
+        """Return whether nothing was forged and every step could be checked."""
         return not self.forged and not self.missing
 
 
@@ -95,19 +97,20 @@ def verify(
     seed: int,
     progress: Callable[[int], None] = lambda number: None,
 ) -> Verified:
-    """Make the steps again, and sampled answers of the hosted clients.
+    """Recompute all steps, and sampled answers of the hosted clients, and compare them with the
+    record.
 
     Args:
-        orbit: the run's.
-        answers: what is on record.
-        spec: what the run was, with its clients per round.
-        hosted: the model at its base, and the clients' own examples.
+        orbit: the run's orbit.
+        answers: the recorded answers.
+        spec: the run's specification, with its clients per round.
+        hosted: the base model and the clients' own examples.
         most_answers: how many answers of each client are sampled; None: all.
-        seed: draws them.
-        progress: told the number of each round that is reached.
+        seed: seed of the sampling.
+        progress: called with the number of each round that has sampled answers.
 
     Raises:
-        FedseedError: it can't be verified; the text has the reason.
+        FedseedError: the run can't be verified; the message has the reason.
     """
     worker = hosted.worker
     _check_verifiable(orbit, answers, spec, hosted)
@@ -139,7 +142,7 @@ def verify(
 
 
 def _check_verifiable(orbit: Orbit, answers: AnswerRecord, spec: RunSpec, hosted: Hosted) -> None:
-    """Raise FedseedError with the reason if a run can't be verified with what is at hand."""
+    """Raise FedseedError with the reason if the run can't be verified from these files and data."""
     method = orbit.header.method
     problem = find_obstacle(method, spec.secure_sums is not None) or _coarse(hosted.worker)
     if problem:
@@ -149,26 +152,28 @@ def _check_verifiable(orbit: Orbit, answers: AnswerRecord, spec: RunSpec, hosted
         differences = ["compacted"]
     if differences:
         raise FedseedError(
-            f"the log is of another run than recipe and base make it here: {'; '.join(differences)}"
+            "the log is not of the run that this recipe and base describe: "
+            f"{'; '.join(differences)}"
         )
     unknown = [name for name in hosted.items if name not in answers.names]
     if unknown:
         raise FedseedError(
-            f"no client {unknown[0]} has answered: the record has {', '.join(answers.names)}"
+            f"client {unknown[0]} is not in the record of answers, which has "
+            f"{', '.join(answers.names)}"
         )
-    # a run that was killed may have written down answers of a round that has no step yet
+    # a run that was killed may have recorded answers of a round that has no step yet
     last = max(answers.lines, default=0)
     if last > orbit.last + 1:
         raise FedseedError(
-            f"the log ends at step {orbit.last}, and the record has answers of round {last}: steps "
-            "were cut off; ask for the whole log"
+            f"the log ends at step {orbit.last}, but the record has answers of round {last}: "
+            "steps were cut off; ask for the complete log"
         )
 
 
 def _sampled_rounds(
     orbit: Orbit, answers: AnswerRecord, name: str, most_answers: int | None, seed: int
 ) -> list[int]:
-    """Return the rounds whose answer of a client is computed again."""
+    """Sample the rounds in which a client's answer is recomputed."""
     client = answers.names.index(name)
     rounds = [
         line.round
@@ -180,7 +185,7 @@ def _sampled_rounds(
 
 
 def _silent_rounds(orbit: Orbit, answers: AnswerRecord, name: str) -> list[int]:
-    """Return the rounds in which a client was asked and has no answer on record."""
+    """Return the rounds in which a client was asked but no answer is recorded."""
     client = answers.names.index(name)
     return [
         line.round
@@ -195,14 +200,14 @@ def _coarse(worker: Worker) -> str | None:
     method, training = worker.method, getattr(worker.method, "training", None)
     if dtypes or getattr(method, "autocast", None) or getattr(training, "autocast", None):
         return (
-            "losses of 16-bit arithmetic: another processor's differ by as much as a scalar "
-            "is; float32 is needed"
+            "losses are computed in 16 bits, where processors differ by as much as a scalar's "
+            "size; verification needs float32"
         )
     return None
 
 
 class _Result(NamedTuple):
-    """The part of `Checked` about one answer, besides round and client."""
+    """The fields of `Checked` without round and client."""
 
     logged: float
     computed: float
@@ -212,18 +217,18 @@ class _Result(NamedTuple):
 
 
 def _forged(reason: str, logged: float = 0, computed: float = 0) -> _Result:
-    """Return the result for an answer that no client can have sent."""
+    """Return the result for an answer that can't be genuine."""
     return _Result(logged, computed, 0, "forged", reason)
 
 
 class _Watched(LocalClient):
-    """A client that measures, and goes on from what is on record, so that float noise does not add
-    up.
+    """A client that measures but continues from the recorded values, so that float noise does not
+    add up.
 
     Args:
-        scalars: the estimates on record, in their order.
-        lengths: how many coefficients each block has on record.
-        about: what `LocalClient` takes.
+        scalars: the recorded estimates, in order.
+        lengths: how many coefficients each block has in the record.
+        about: the arguments of `LocalClient`.
     """
 
     def __init__(self, scalars: Sequence[float], lengths: Sequence[int], *arguments: Any) -> None:
@@ -233,7 +238,7 @@ class _Watched(LocalClient):
         self._lengths = lengths
 
     def estimates(self, *arguments: Any, **options: Any) -> list[Any]:
-        """Keep the estimates along some directions; return those on record."""
+        """Measure and keep the estimates along some directions; return the recorded ones."""
         measured = super().estimates(*arguments, **options)
         self.measured += measured
         return [
@@ -242,7 +247,9 @@ class _Watched(LocalClient):
         ]
 
     def project_change(self, basis: Any, counts: Sequence[int]) -> list[Any]:
-        """Project on as many directions as are on record, where rounding may have decided."""
+        """Project onto the recorded number of directions, if rounding can explain the
+        difference.
+        """
         near = len(counts) == len(self._lengths) and all(
             length >= 1 and abs(count - length) <= 1
             for count, length in zip(counts, self._lengths, strict=True)
@@ -253,20 +260,20 @@ class _Watched(LocalClient):
 def _compute_again(
     worker: Worker, plan: bytes, client: int, items: Sequence[Any], on_record: tuple[int, bytes]
 ) -> _Result:
-    """Compute a client's answer again and compare it with the one on record.
+    """Recompute a client's answer and compare it with the recorded one.
 
     Args:
-        worker: has the weights of the round's beginning.
-        plan: the message that asked the client.
-        client: its number.
-        items: its examples.
-        on_record: how many examples it claims to have, and its update.
+        worker: the worker, with the weights from the start of the round.
+        plan: the message with the client's plan.
+        client: the client's number.
+        items: the client's examples.
+        on_record: the number of examples that it claims, and its update.
     """
     method, message = worker.method, Message.decode(plan)
     context = DecodeContext(method, worker.state, "update", message.round)
     examples, payload = on_record
     if method.weighting == "examples" and examples != len(items):
-        return _forged("how many examples it has", examples, len(items))
+        return _forged("a different number of examples", examples, len(items))
     try:
         logged = method.decode_update(worker.state, message.round, payload)
     except MessageError as error:
@@ -308,30 +315,31 @@ def _compare_estimates(
     update: Any,
     logged: Any,
 ) -> _Result:
-    """Compare answers of zeroth order: what is sent must be what estimates with noisy losses can
-    be.
+    """Compare zeroth-order answers: the recorded one must be possible with losses within float
+    noise.
 
-    Raises MessageError: no client can have measured these.
+    Raises MessageError if no client can have measured these numbers.
 
     Args:
-        method: the run's.
-        context: what the update is read against.
-        estimates: what was measured.
-        update: the answer computed again.
-        logged: the one on record.
+        method: the run's method.
+        context: what is needed to decode the update.
+        estimates: the measured estimates.
+        update: the recomputed answer.
+        logged: the recorded answer.
     """
     for name, _ in field_codecs(type(update))[:-1]:
         if not np.array_equal(getattr(update, name), getattr(logged, name)):
-            return _forged("other directions, or another number of them")
+            return _forged("different directions, or a different number of them")
     recorded_numbers = logged.numbers(context)
     measured = [one for one in estimates if one.usable or len(estimates) == len(recorded_numbers)]
     if len(recorded_numbers) != len(measured):
-        return _forged("how many scalars there are", len(recorded_numbers), len(measured))
+        return _forged("a different number of scalars", len(recorded_numbers), len(measured))
     exact, signs = (
         np.array([one.rho for one in measured], dtype=np.float64),
         recorded_numbers.dtype == np.int8,
     )
-    # each by its own losses: a step to where losses are huge allows nothing to those before it
+    # each tolerance depends on its own losses: a step to where losses are huge must not widen the
+    # tolerance of earlier ones
     losses = np.array([abs(one.loss) if one.usable else 0.0 for one in measured])
     scale: float = method.scale  # type: ignore[attr-defined]
     allowed = LOSS_NOISE * UNIT * np.maximum(1.0, losses) / scale
@@ -356,12 +364,13 @@ def _compare_estimates(
 
 
 def _compare_trained(state: State, update: Any, logged: Any) -> _Result:
-    """Compare answers of local training, block by block, in proportion to the block's numbers.
+    """Compare answers of local training block by block, with a tolerance in proportion to each
+    block's root mean square.
 
     Args:
-        state: the one before the round.
-        update: the answer computed again: `Coefficients`, or `FactorEntries`.
-        logged: the one on record, of the same kind.
+        state: the state before the round.
+        update: the recomputed answer: `Coefficients` or `FactorEntries`.
+        logged: the recorded answer, of the same kind.
     """
     if update.seed != logged.seed:
         return _forged("other directions", logged.seed, update.seed)
@@ -369,7 +378,9 @@ def _compare_trained(state: State, update: Any, logged: Any) -> _Result:
     blocks = zip(_blocks(state, update), _blocks(state, logged), strict=True)
     for computed, recorded in blocks:
         if len(computed) != len(recorded):
-            return _forged("how many coefficients a block has", len(recorded), len(computed))
+            return _forged(
+                "a different number of coefficients in a block", len(recorded), len(computed)
+            )
         if not len(computed):
             continue
         allowed = TRAINED_NOISE * float(np.sqrt(np.square(computed, dtype=np.float64).mean()))
@@ -384,7 +395,7 @@ def _compare_trained(state: State, update: Any, logged: Any) -> _Result:
 
 
 def _blocks(state: State, update: Coefficients | FactorEntries) -> Sequence[Floats]:
-    """Return an update's numbers by block: Ferret's blocks, or a matrix' entries of B."""
+    """Return an update's numbers by block: Ferret's blocks, or each matrix's entries of B."""
     if isinstance(update, Coefficients):
         return update.gammas
     assert isinstance(state, SubspaceState)

@@ -1,14 +1,14 @@
-"""Worker processes among which a simulation deals a round's clients (`fedseed run --workers N`),
-here or on Ray.
+"""Worker processes that share the clients of a simulation (`fedseed run --workers N`), on this
+machine or on Ray.
 
-Each holds the model at the weights of the run: it loads the base by itself, and gets with each
-piece of work the steps that it has not applied yet. A client's answer depends on (seed, round,
-client) and the weights and on nothing else, so it does not matter which process computes it, or
-when. A worker that dies ends the run, which `--resume` goes on with; on a Ray cluster, where
-machines come and go, another one takes its place and its work.
+Each worker holds the model with the run's weights: it loads the base itself, and each piece of work
+comes with the steps that it has not applied yet. A client's answer depends only on (seed, round,
+client) and the weights, so it does not matter which process computes it, or when. If a worker dies,
+the run ends, and `--resume` continues it. On a Ray cluster, where machines come and go, another
+worker takes over.
 
-There are as many threads here as workers: each takes a free worker, sends it a piece of work and
-waits for the result, also while the main thread evaluates.
+This process has one thread for each worker. A thread takes a free worker, sends it a piece of work
+and waits for the result, even while the main thread evaluates.
 """
 
 import pickle
@@ -35,51 +35,53 @@ if TYPE_CHECKING:
     from fedseed.federation.client.state import Hosted
 
 
-# what a worker does with all it has loaded: `train` or `look`, their arguments given
+# a worker's work, called with what the worker has loaded: `train` or `look` with their other
+# arguments bound
 Work = Callable[["Hosted"], Any]
 
 
 class _DiedError(FedseedError):
-    """A worker is no more.
+    """A worker has died.
 
     Args:
-        who: which worker, and how it ended.
+        description: which worker, and how it ended.
     """
 
     def __init__(self, description: str) -> None:
         self.description = description
         super().__init__(
-            f"{description}: --resume goes on. Each holds a model of its own: try fewer "
-            "--workers, or smaller batches (method.training.batch, method.batch)"
+            f"{description}: continue with --resume. Each worker holds its own copy of the model: "
+            "try fewer --workers, or smaller batches (method.training.batch, method.batch)"
         )
 
 
 class Order(NamedTuple):
-    """Apply the steps that you lack, then do the work."""
+    """A message to a worker: first apply these steps, then do the work."""
 
     records: Sequence[Record]
-    # the folder of clients' memory from round to round; None: they keep nothing
+    # folder of what clients keep from round to round; None: they keep nothing
     memory: Path | None
     work: Work
 
 
 class Done(NamedTuple):
-    """Work is done, or one process would have raised something: then the worker ends."""
+    """A worker's reply: the result of its work, or the error that ended it."""
 
-    # the start of an orbit of what it has loaded; then an `Answer`, or what was seen by look
+    # first message: the start of an orbit of the loaded model; later: an `Answer`, or what `look`
+    # measured
     result: Any = None
-    memory: int = 0  # the worker's peak so far, in bytes
+    memory: int = 0  # the worker's peak memory so far, in bytes
     error: Exception | None = None
 
 
 @dataclass
 class Seat:
-    """The place of a worker."""
+    """The place of one worker; a replacement takes the same seat."""
 
     number: int
     process: BaseProcess | Actor | None = None
     connection: "Connection[Any, Any] | Actor" = field(init=False)
-    # what an orbit of the model that it has loaded begins with; None: it has not yet
+    # the start of an orbit of the model that the worker has loaded; None: it is still loading
     start: bytes | None = None
     # the round of the newest step that the worker was sent
     last_round: int = 0
@@ -89,12 +91,11 @@ class Workers:
     """The workers of one run.
 
     Args:
-        load: returns the model at its base, with the examples of all clients; it is pickled for the
-            workers, so it is a function of a module, or a `functools.partial` of one.
-        count: how many workers.
-        threads: how many threads each computes with; None: an even share of those that this process
-            has.
-        cluster: where the workers live; None: on this machine.
+        load: returns the base model with the examples of all clients. It is pickled for the
+            workers, so it must be a module's function or a `functools.partial` of one.
+        count: number of workers.
+        threads: threads of each worker; None: an even share of this process's threads.
+        cluster: the Ray cluster where the workers run; None: on this machine.
 
     Raises:
         RecipeError: `count` is not positive.
@@ -108,7 +109,7 @@ class Workers:
         cluster: Cluster | None = None,
     ) -> None:
         if count < 1:
-            raise RecipeError(f"workers = {count}: at least 1")
+            raise RecipeError(f"workers = {count}: must be at least 1")
         self._start: Callable[..., tuple[Any, Any]] = start if cluster is None else cluster.start
         if cluster is not None:
             threads = cluster.threads
@@ -119,13 +120,13 @@ class Workers:
         self._load = pickle.dumps(load)
         self.threads = threads
         self.seats = [Seat(number) for number in range(count)]
-        # told of a worker that is replaced
+        # called with a message about a worker that is replaced
         self.warn: Callable[[str], None] = lambda text: None
-        self.memory = 0  # the largest peak of a worker, in bytes
+        self.memory = 0  # the largest peak memory of a worker, in bytes
         self._expected = b""
         self._newest = False
         self._remembered: Path | None = None
-        # what a worker that has just loaded catches up on
+        # the steps that a freshly loaded worker must apply
         self._records: list[Record] = []
         self._threads: ThreadPoolExecutor | None = None
         self._free: queue.SimpleQueue[Seat] = queue.SimpleQueue()
@@ -135,7 +136,9 @@ class Workers:
         self._lock = threading.Lock()
 
     def load(self) -> None:
-        """Let the workers load, once; this process may do the same meanwhile."""
+        """Start the workers, which load the model. This process may load it at the same time. Later
+        calls do nothing.
+        """
         if self._threads is None and not self._closing:
             self._threads = ThreadPoolExecutor(len(self.seats))
             for seat in self.seats:
@@ -144,47 +147,51 @@ class Workers:
                 self._threads.submit(self._give, None)
 
     def limit(self, most_workers: int) -> None:
-        """Start no more workers than can have work at once."""
+        """Reduce the number of workers to those that can have work at the same time."""
         if self._threads is None:
             del self.seats[most_workers:]
 
     def expect(self, start: bytes, newest: bool, memory: Path | None = None) -> None:
-        """Set the run that workers are to expect, before it starts.
+        """Set what the workers of a run need to know, before the run starts.
 
         Args:
-            start: what its orbit begins with: a worker that has loaded something else is no use.
-            newest: whether a step replaces all before it.
-            memory: the folder of what clients keep from round to round; None: they keep nothing.
+            start: the start of the run's orbit; a worker that has loaded another model fails.
+            newest: whether a step replaces all earlier steps.
+            memory: folder of what clients keep from round to round; None: they keep nothing.
         """
         self._remembered = memory
         self._expected = start
         self._newest = newest
 
     def begin(self, orders: Sequence[Work]) -> None:
-        """Deal out a round's work; `results` waits for it."""
+        """Give the workers a round's work; `results` waits for it."""
         self.load()
         if self._threads is not None:
             self._dealt = [self._threads.submit(self._give, order) for order in orders]
 
     def results(self) -> list[Any]:
-        """Return the results of the work that was dealt out, in its order, once all are there.
+        """Wait for all work given to `begin`, and return its results in order.
 
         Raises:
-            FedseedError: a worker has died, or has another base.
-            Exception: what a worker raised.
+            FedseedError: a worker has died, or has loaded another base.
+            Exception: an error that a worker raised.
         """
         return [future.result() for future in self._dealt]
 
     def apply(self, *records: Record) -> None:
-        """Take steps, which workers apply before they go on; those of an earlier session, too."""
+        """Add steps for the workers, which apply them before their next work. Also used for the
+        steps of earlier sessions.
+        """
         for record in records:
             if not self._newest:
                 self._records.append(record)
-            elif record.payload:  # an empty one changes nothing
+            elif record.payload:  # an empty step changes nothing
                 self._records = [record]
 
     def confirm(self, digest: str) -> None:
-        """Take the weights' digest after the last step: a worker that catches up compares."""
+        """Set the weights' digest after the last step. A worker that catches up compares it with
+        its own.
+        """
         if self._records and digest != NO_DIGEST:
             self._records[-1] = replace(self._records[-1], digest=digest)
 
@@ -201,7 +208,7 @@ class Workers:
             process.join()
 
     def _give(self, work: Work | None) -> Any:
-        """Let a free worker do a piece of work, and return the result.
+        """Have a free worker do a piece of work, and return the result.
 
         Without work (None) the worker is only started.
         """
@@ -222,7 +229,7 @@ class Workers:
                     if not lives_left or self._closing:
                         raise
                     self.warn(
-                        f"{error.description}: another takes its place, and does its work anew"
+                        f"{error.description}: another worker takes over and repeats its work"
                     )
                     seat.process, seat.start, seat.last_round = None, None, 0
             return None
@@ -232,19 +239,19 @@ class Workers:
     def _do_work(self, seat: Seat, work: Work) -> Any:
         """Return the result of a piece of work.
 
-        Raises the worker's exception; FedseedError: the worker has loaded another model.
+        Raises the worker's own error, or FedseedError if the worker has loaded another model.
         """
         if seat.start is None:
             seat.start = _exchange(seat).result
         if seat.start != self._expected:
             raise FedseedError(
-                f"worker {seat.number + 1} has loaded another model than this process: has the "
-                "base changed meanwhile? Start again"
+                f"worker {seat.number + 1} has loaded another model than this process, perhaps "
+                "because the base's files changed: start again"
             )
         lacking = self._records[
             bisect_right(self._records, seat.last_round, key=lambda record: record.round) :
         ]
-        # only one that begins here compares: to hash the weights takes long
+        # only a newly started worker compares digests, because hashing the weights takes long
         if seat.last_round:
             lacking = [replace(record, digest=NO_DIGEST) for record in lacking]
         seat.last_round = lacking[-1].round if lacking else seat.last_round
@@ -286,18 +293,18 @@ def _describe_exit(code: int) -> str:
 def _live(
     orders: "queue.SimpleQueue[Order]", say: Callable[[Done], None], number: int, load: bytes
 ) -> None:
-    """Load the model, then do one piece of work after the other, as long as the process of worker
-    `number` (from 0) lives.
+    """Load the model, then do one piece of work after another; this is the main function of worker
+    process `number` (from 0).
     """
     try:
-        # imported here because torch, and all that needs it, is slow to import
+        # imported here because torch and all modules that need it are slow to import
         import torch
 
         from fedseed.training.memory import Memory
         from fedseed.weights.devices import peak_on
 
         count = torch.cuda.device_count()
-        if count:  # "cuda" is one of the GPUs to each worker
+        if count:  # to each worker, "cuda" means one of the GPUs
             torch.cuda.set_device(number % count)
         hosted = pickle.loads(load)()
         say(Done(hosted.start))
@@ -314,27 +321,25 @@ def _live(
         )
         try:
             pickle.loads(pickle.dumps(error))
-        except (
-            Exception
-        ):  # an error with arguments of its own does not travel, but what it says does
+        except Exception:  # the error can't be pickled, so send its text
             error = RuntimeError(f"{type(error).__name__}: {error}")
         say(Done(error=error))
 
 
 def train(plan: bytes, client: int, hosted: "Hosted") -> Any:
-    """Do what a plan asks of a client; return its `Answer`."""
+    """Carry out a client's plan and return its `Answer`."""
     return hosted.worker.train(plan, client, hosted.items[hosted.names[client]])
 
 
 def look(
     plans: Sequence[bytes], clients: Sequence[int], part: int, parts: int, hosted: "Hosted"
 ) -> Any:
-    """Measure a part of the losses that a round's clients have in common.
+    """Measure a part of the losses that a round's clients share.
 
-    Returns what each look found.
+    Returns the result of each measurement.
 
-    The part is of the looks, numbered in order, those whose number is `part` modulo `parts`, the
-    number of workers.
+    Measurements are numbered in order. This part has those whose number is `part` modulo `parts`,
+    the number of workers.
     """
     return hosted.worker.look(
         plans, clients, [hosted.items[hosted.names[c]] for c in clients], part, parts

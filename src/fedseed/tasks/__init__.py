@@ -1,6 +1,6 @@
-"""Data: what each client of a federation holds. Free of torch.
+"""Tasks: the data that each client of a federation holds. This package does not need torch.
 
-A new task is a file, a line here and a test.
+A new task needs a file, a line here and a test.
 """
 
 from fedseed.registry import Registry, check_class, name_of

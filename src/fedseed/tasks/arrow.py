@@ -1,12 +1,11 @@
-"""Reads the values of Arrow tables as the data set's author wrote them.
+"""Reads the values of Arrow tables in the form in which the data set's author wrote them.
 
 Arrow stores the objects of a column with one set of fields for all rows. An object that lacks a
-field gets null there. Such filler nulls are taken out again, because a chat would learn them as
-arguments of a call. A null that the author wrote can't be told from a filler, and goes too. Text
-columns of the type JSON hold what was written, nulls included, and are parsed.
+field gets null there. This module removes these filler nulls, because a model would learn them as
+arguments of function calls. It removes nulls that the author wrote as well, because they look the
+same. Text columns of type JSON keep what was written, including nulls, and are parsed.
 
-Parquet files, folders of `save_to_disk`, data sets of the hub and `datasets.Dataset` all come
-through here.
+It reads parquet files, folders of `save_to_disk`, data sets from the hub and `datasets.Dataset`.
 """
 
 import json
@@ -15,23 +14,23 @@ from typing import Any
 
 from fedseed.errors import RecipeError
 
-# how data sets on the hub number a row without a class
+# the class number of a row without a class, as data sets on the hub write it
 NO_CLASS = -1
 Convert = Callable[[Any], Any]
 
 
 class ArrowColumns:
-    """Turns rows of an Arrow table into the objects that were written.
+    """Turns rows of an Arrow table back into the objects that the author wrote.
 
     Args:
-        schema: the table's `pyarrow.Schema`; None: it is not known.
+        schema: the table's `pyarrow.Schema`; None: not known.
         is_decoded: whether columns of JSON text are objects already, as `datasets` returns them.
     """
 
     def __init__(self, schema: Any, is_decoded: bool = False) -> None:
         self._is_decoded = is_decoded
         self._converters: dict[str, Convert] | None = None
-        # the names of each column of class numbers
+        # the class names of each column of class numbers
         self.class_names: Mapping[str, tuple[str, ...]] = {}
         if schema is not None:
             converters = {field.name: self._converter(field.type) for field in schema}
@@ -42,7 +41,7 @@ class ArrowColumns:
         """Return a row's values by column.
 
         Raises:
-            RecipeError: a JSON text is not valid, or a number is that of no class.
+            RecipeError: a JSON text is invalid, or a class number is out of range.
         """
         if self._converters is None:
             return {name: _without_nulls(value) for name, value in row.items()}
@@ -56,7 +55,9 @@ class ArrowColumns:
         return values
 
     def _converter(self, kind: Any) -> Convert | None:
-        """Return the function that converts values of an Arrow type; None if they stay the same."""
+        """Return the function that converts values of an Arrow type; None if they need no
+        conversion.
+        """
         from pyarrow import types
 
         if getattr(kind, "extension_name", "") == "arrow.json":
@@ -95,8 +96,8 @@ def _class_name(number: int, column: str, classes: Sequence[str]) -> str:
         return ""
     if not 0 <= number < len(classes):
         raise RecipeError(
-            f'"{column}" = {number}: the data set has {len(classes)} classes, numbered from 0, and '
-            f"{NO_CLASS} for none"
+            f'"{column}" = {number}: the data set has {len(classes)} classes, numbered from 0; '
+            f"{NO_CLASS} means no class"
         )
     return classes[number]
 
@@ -105,7 +106,7 @@ def _parse_json(text: Any) -> Any:
     try:
         return json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
-        raise RecipeError(f"a column of JSON text holds no valid JSON: {error}") from error
+        raise RecipeError(f"this column of JSON text holds invalid JSON: {error}") from error
 
 
 def _object_converter(fields: Mapping[str, Convert | None]) -> Convert:
@@ -141,7 +142,7 @@ def _map_converter(convert: Convert | None) -> Convert:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a value without the null fields of objects in it."""
+    """Return a value without the null fields of its objects."""
     if isinstance(value, Mapping):
         return {name: _without_nulls(part) for name, part in value.items() if part is not None}
     if isinstance(value, list):

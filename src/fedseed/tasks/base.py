@@ -1,4 +1,4 @@
-"""The interface of tasks: settings for the source of data and for dealing it to clients."""
+"""The interface of tasks: settings for where data comes from and how it is dealt to clients."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
@@ -16,45 +16,46 @@ from fedseed.tasks.data import OwnData, TaskData
 class Task(BaseModel, ABC, metaclass=Hinting):
     """Settings of one task.
 
-    Subclasses stand in a file each, and their names in a recipe's `[task]`.
+    Each subclass has its own file. A recipe's `[task]` table selects one by its name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     name: str
     about: ClassVar[str]  # one line for `fedseed list tasks`
-    # whether a client may have data of its own: `load_own`
+    # whether a client may have its own data, see `load_own`
     own_data: ClassVar[bool] = False
 
     @abstractmethod
     def load(self) -> TaskData:
-        """Return clients' examples and evaluation sets, the same on every call.
+        """Return clients' examples and evaluation sets. Every call returns the same.
 
-        Raises RecipeError if the data can't be had.
+        Raises RecipeError if the data can't be loaded.
         """
 
     def client_names(self) -> list[str] | None:
-        """Return the clients' names in order, without opening data; None: the data has them.
+        """Return the clients' names in order without opening the data; None: only the data has the
+        names.
 
-        Raises as `load`.
+        Raises the errors of `load`.
         """
         return None
 
     def load_part(self, names: Collection[str], evaluate: bool) -> TaskData:
-        """Return the part of `load`'s data that a process hosting some clients needs.
+        """Return only the part of `load`'s data that a process with these clients needs.
 
-        That of others is not kept.
+        Other clients' data is not kept in memory.
 
-        A task whose clients' data lies in a file each opens no other files than theirs.
+        If each client's data has its own file, only the files of these clients are opened.
 
         Args:
             names: the clients.
-            evaluate: the evaluation sets, without clients; of clients that each hold out some of
-                their own examples, what these hold out. Otherwise the clients' examples, without
-                evaluation sets.
+            evaluate: if true, return the evaluation sets without clients' examples. If each client
+                holds out some of its own examples, these are the sets. If false, return the
+                clients' examples without evaluation sets.
 
         Raises:
-            RecipeError: the data can't be had, or does not fit the settings.
+            RecipeError: the data can't be loaded, or does not fit the settings.
         """
         data = self.load()
         if evaluate:
@@ -63,13 +64,14 @@ class Task(BaseModel, ABC, metaclass=Hinting):
 
     @property
     def each_its_own(self) -> bool:
-        """Return whether the settings let each client choose where its data lies."""
+        """Return whether each client chooses the path of its own data."""
         return False
 
     def names_here(self) -> list[str] | None:
-        """Return clients' names by what lies here, where a site may see its own data only.
+        """Return the names of the clients whose data is on this machine, if a site may see only its
+        own.
 
-        None: each sees all.
+        None: every site sees all data.
         """
         return None
 
@@ -77,41 +79,43 @@ class Task(BaseModel, ABC, metaclass=Hinting):
     def shares_evaluation(self) -> bool:
         """Return whether all clients are evaluated on the same examples.
 
-        Else each client is on what it holds out.
+        If not, each client is evaluated on its own held-out examples.
         """
         return True
 
     def load_shared(self, file: Path | None = None) -> TaskData:
-        """Return the evaluation sets of parties that share them, without clients.
+        """Return the evaluation sets that all parties share, without clients' examples.
 
         Args:
-            file: where they lie here; None: where the settings say.
+            file: their file on this machine; None: the file in the settings.
 
         Raises:
-            RecipeError: they can't be had.
+            RecipeError: they can't be loaded.
         """
         return self.load_part((), evaluate=True)
 
     def load_own(self, name: str, own_data: OwnData, alone: bool = True) -> TaskData:
-        """Return one client's own examples, and what it holds out of them.
+        """Return one client's own examples, including those that it holds out.
 
         Args:
-            name: the client.
-            own_data: where its data lies.
-            alone: whether nobody else's data lies there.
+            name: the client's name.
+            own_data: the path of its data.
+            alone: whether the path has only this client's data.
 
         Raises:
-            RecipeError: the data can't be had, or does not fit the settings; or this task has no
-                such data.
+            RecipeError: the data can't be loaded or does not fit the settings, or clients of this
+                task can't have their own data.
         """
-        raise RecipeError(f'task.name = "{self.name}": its clients have no data of their own')
+        raise RecipeError(
+            f'task.name = "{self.name}": clients of this task can\'t have their own data'
+        )
 
     def place_of_own(self, name: str, own_data: OwnData, alone: bool = True) -> str:
-        """Return the file or folder with one client's own data; "": no path is set.
+        """Return the file or folder with one client's own data; "" if no path is set.
 
-        Args: as of `load_own`.
+        The arguments are those of `load_own`.
 
         Raises:
-            RecipeError: it is not there.
+            RecipeError: there is no such file or folder.
         """
         return ""

@@ -1,10 +1,9 @@
-"""Reads chats as data sets have them (roles, parts of a content, tools), and writes them as plain
-text.
+"""Reads the chats of data sets (roles, content in parts, tools), and writes them as plain text.
 
 Rows have one of three forms: OpenAI's `messages` (role, content, tool_calls), ShareGPT's
-`conversations` (from, value), or TRL's `prompt` and `completion` that are lists of messages. All
-end up as messages with a role and a text, as chat templates take them. What stands beside the
-messages (tools, marks of what is learnt, arguments for the template) is read here, too.
+`conversations` (from, value), or TRL's `prompt` and `completion` as lists of messages. All become
+messages with a role and a text, as chat templates expect them. The module also reads a row's other
+fields about the chat: tools, marks of what to learn, and arguments for the template.
 """
 
 import json
@@ -18,10 +17,10 @@ from fedseed.tasks.data import Chat, ChatStyle, Unusable
 from fedseed.tasks.files import FileRow, parse_json
 
 Message = Mapping[str, Any]
-# in a plain text
+# how plain text names the roles
 ROLES = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 OTHER_ROLES = {"developer": "system", "function": "tool"}
-# ShareGPT's names, as published data sets write them
+# ShareGPT's names of roles, as published data sets write them
 ROLE_OF = {
     "system": "system",
     "human": "user",
@@ -38,15 +37,16 @@ ROLE_OF = {
 }
 
 
-# fields beside the messages that describe the functions which the assistant may call
+# fields of a row that describe the functions which the assistant may call
 TOOL_FIELDS = ("tools", "functions", "tool_defs")
-# fields of a message that say whether it is learnt: OpenAI's, axolotl's, and of other trainers
+# fields of a message that mark whether to learn it: OpenAI's, axolotl's, and those of other
+# trainers
 MARKS = ("weight", "train", "training", "loss")
-# of a message: which parts of it are learnt (axolotl)
+# fields of a message that mark parts of it to learn (axolotl)
 PART_MARKS = ("train_detail", "training_detail")
-# beside the messages: what else a template is given
+# field of a row with further arguments for the chat template
 ARGUMENTS = "chat_template_kwargs"
-# what this package gives a template itself
+# arguments that fedseed itself passes to a template
 TAKEN_ARGUMENTS = frozenset(
     (
         "add_generation_prompt",
@@ -64,15 +64,15 @@ def read_chat(row: FileRow, style: ChatStyle) -> Chat | Unusable:
     """Return a row's chat, up to the last message of the assistant that is learnt.
 
     Args:
-        row: with `messages` or `conversations`, and perhaps `system`, one of `TOOL_FIELDS` and
+        row: has `messages` or `conversations`, and optionally `system`, one of `TOOL_FIELDS` and
             `chat_template_kwargs`.
         style: how the chat becomes tokens.
 
     Returns:
-        The chat; `Unusable` if all answers are marked not to be learnt.
+        The chat; `Unusable` if all answers are marked as not to be learnt.
 
     Raises:
-        RecipeError: a message is malformed, or the assistant answers nothing.
+        RecipeError: a message is malformed, or the assistant has no answer.
     """
     name = "messages" if row.values.get("messages") is not None else "conversations"
     read_turn = _sharegpt
@@ -86,24 +86,22 @@ def read_chat(row: FileRow, style: ChatStyle) -> Chat | Unusable:
         turns.insert(0, {"role": "system", "content": system})
         marks.insert(0, None)
     if not any(turn["role"] == "assistant" for turn in turns[1:]):
-        raise RecipeError(
-            f'{row.place}: "{name}" has no message of the assistant that answers another'
-        )
+        raise RecipeError(f'{row.place}: "{name}" has no assistant message after another message')
     return marked_chat(turns, marks, row, style)
 
 
 def read_conversation(row: FileRow, answer: str, style: ChatStyle) -> Chat | Unusable:
     """Return the chat of a prompt and a completion that are lists of messages (TRL's form).
 
-    Only answers of the completion are learnt. Where one of the two is a text, it is one message.
+    Only answers in the completion are learnt. If one of the two is a text, it becomes one message.
 
     Args:
-        row: with `prompt` and the completion, and what may stand beside messages (`read_chat`).
-        answer: what the completion is called.
+        row: has `prompt` and the completion, and optionally the further fields of `read_chat`.
+        answer: the name of the completion's field.
         style: how the chat becomes tokens.
 
     Raises:
-        RecipeError: a message is malformed, or the completion has none of the assistant.
+        RecipeError: a message is malformed, or the completion has no message of the assistant.
     """
     prompt_turns, prompt_marks = messages_of(row, "prompt", "user")
     answer_turns, answer_marks = messages_of(row, answer, "assistant")
@@ -111,7 +109,7 @@ def read_conversation(row: FileRow, answer: str, style: ChatStyle) -> Chat | Unu
         raise RecipeError(
             f'{row.place}: "prompt" needs a message, and "{answer}" one of the assistant'
         )
-    del prompt_marks  # whatever they say, a prompt is not learnt
+    del prompt_marks  # a prompt is never learnt, so its marks do not matter
     marks = [False if turn["role"] == "assistant" else None for turn in prompt_turns]
     return marked_chat([*prompt_turns, *answer_turns], [*marks, *answer_marks], row, style)
 
@@ -119,7 +117,7 @@ def read_conversation(row: FileRow, answer: str, style: ChatStyle) -> Chat | Unu
 def messages_of(row: FileRow, name: str, role: str) -> tuple[list[Message], list[bool | None]]:
     """Return a field's messages and their marks; a text is one message of the role.
 
-    Messages may be in OpenAI's form or in ShareGPT's, and one may stand without a list.
+    Messages may be in OpenAI's or ShareGPT's form, and a single one need not be in a list.
 
     Raises:
         RecipeError: a message is malformed.
@@ -139,18 +137,18 @@ def messages_of(row: FileRow, name: str, role: str) -> tuple[list[Message], list
 def marked_chat(
     turns: Sequence[Message], marks: Sequence[bool | None], row: FileRow, style: ChatStyle
 ) -> Chat | Unusable:
-    """Return a chat up to the last answer that is learnt.
+    """Return a chat up to the last answer that is to be learnt.
 
     Args:
-        turns: the messages.
-        marks: of each, whether it is to be learnt; None: not marked.
-        row: where they stand, with what stands beside them.
+        turns: the messages, in order.
+        marks: for each message, whether it is to be learnt; None: not marked.
+        row: the row that has them, with its other fields.
         style: how the chat becomes tokens.
     """
     answers = [i for i, turn in enumerate(turns) if i and turn["role"] == "assistant"]
     learnt = [number for number in answers if marks[number] is not False]
     if not learnt:
-        return Unusable("all answers are marked not to be learnt")
+        return Unusable("all answers are marked as not to be learnt")
     messages, tools = turns[: learnt[-1] + 1], read_tools(row)
     names = {str(tool.get("function", tool).get("name", "")) for tool in tools}
     calls = list(chain.from_iterable(turn.get("tool_calls") or () for turn in messages))
@@ -170,12 +168,12 @@ def _is_learnt(message: FileRow) -> bool | None:
     """Return whether a message is marked to be learnt; None if it has no mark.
 
     Raises:
-        RecipeError: a mark is neither true or false nor 1 or 0, or marks parts of the message.
+        RecipeError: a mark is not one of true, false, 1 and 0, or it marks parts of the message.
     """
     for name in PART_MARKS:
         if message.values.get(name):
             raise RecipeError(
-                f'{message.place}: "{name}": parts of a message can\'t be learnt by themselves; '
+                f'{message.place}: "{name}": fedseed can\'t learn single parts of a message; '
                 'mark whole messages with "train"'
             )
     marks = []
@@ -185,8 +183,8 @@ def _is_learnt(message: FileRow) -> bool | None:
             continue
         if not isinstance(mark, int | float) or mark not in (0, 1):
             raise RecipeError(
-                f'{message.place}: "{name}" = {mark!r}: 1 or true (learnt), 0 or false (not '
-                "learnt) is expected"
+                f'{message.place}: "{name}" = {mark!r}: expected 1 or true (learn it), 0 or false '
+                "(do not learn it)"
             )
         marks.append(bool(mark))
     if marks:
@@ -197,10 +195,10 @@ def _is_learnt(message: FileRow) -> bool | None:
 def read_tools(row: FileRow) -> list[Mapping[str, Any]]:
     """Return the descriptions of the functions that a row's assistant may call.
 
-    Bare functions, as `functions` and `tool_defs` have them, get the form of `tools`.
+    The bare functions of `functions` and `tool_defs` are converted to the form of `tools`.
 
     Raises:
-        RecipeError: they are no list of objects, or two fields say different things.
+        RecipeError: the value is not a list of objects, or two fields differ.
     """
     tools_by_field: dict[str, list[Mapping[str, Any]]] = {}
     for name in TOOL_FIELDS:
@@ -226,15 +224,15 @@ def with_arguments(style: ChatStyle, row: FileRow) -> ChatStyle:
     """Return a chat's style with the template arguments that stand beside its messages.
 
     Raises:
-        RecipeError: they are no object, or name what templates are given in any case.
+        RecipeError: they are not an object, or have a name that fedseed sets itself.
     """
     if row.values.get(ARGUMENTS) is None:
         return style
     arguments = row.values[ARGUMENTS]
     if isinstance(arguments, str):
-        arguments = parse_json(arguments, f'{row.place}: "{ARGUMENTS}" is no JSON')
+        arguments = parse_json(arguments, f'{row.place}: "{ARGUMENTS}" is not valid JSON')
     if not isinstance(arguments, Mapping):
-        raise RecipeError(f'{row.place}: "{ARGUMENTS}" = {arguments!r}: an object is expected')
+        raise RecipeError(f'{row.place}: "{ARGUMENTS}" = {arguments!r}: expected an object')
     check_arguments(arguments, f'{row.place}: "{ARGUMENTS}"')
     return replace(style, template_arguments={**style.template_arguments, **arguments})
 
@@ -249,9 +247,9 @@ def check_arguments(arguments: Mapping[str, Any], place: str) -> None:
 def chat_of(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], style: ChatStyle, place: str
 ) -> Chat:
-    """Return a chat of messages, the last of which is an answer, with its plain form.
+    """Return the chat of messages that end with an answer, with its plain form.
 
-    `place` is its file and line.
+    `place`: the chat's file and line.
     """
     prompt, response = plain_form(messages, tools, len(messages) - 1)
     answers = (text_of(messages[-1]),)
@@ -261,8 +259,8 @@ def chat_of(
 def plain_form(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: int
 ) -> tuple[str, str]:
-    """Return a chat as plain text: what stands before the answer with this number, tools first,
-    and the answer.
+    """Return a chat as plain text in two parts: everything before the answer with this number,
+    tools first, and the answer.
     """
     tools_text = ""
     if tools:
@@ -274,9 +272,7 @@ def plain_form(
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return a message as plain text: its content, then each call of a function as a line of
-    JSON.
-    """
+    """Return a message as plain text: its content, then each function call as a line of JSON."""
     calls = [
         json.dumps(call.get("function", call), ensure_ascii=False)
         for call in message.get("tool_calls") or ()
@@ -287,13 +283,13 @@ def text_of(message: Mapping[str, Any]) -> str:
 def _openai(turn: FileRow) -> Message:
     """Read a message in OpenAI's form.
 
-    Other fields are kept for templates, but for those that are null.
+    Other fields are kept for the chat template, except null ones.
     """
     role_given = turn.field("role", str)
     role = OTHER_ROLES.get(role_given, role_given)
     if role not in ROLES:
         raise RecipeError(
-            f'{turn.place}: "role" = {role_given!r}: one of {", ".join(ROLES)} is expected'
+            f'{turn.place}: "role" = {role_given!r}: expected one of {", ".join(ROLES)}'
         )
     values = {
         name: value
@@ -312,7 +308,7 @@ def _openai(turn: FileRow) -> Message:
 
 
 def _calls_of(turn: FileRow) -> list[Message]:
-    """Return a message's calls of functions: `tool_calls`, or the older `function_call`."""
+    """Return a message's function calls: `tool_calls`, or the older `function_call`."""
     if turn.values.get("tool_calls"):
         return [_call(call) for call in _parsed(turn, "tool_calls").records("tool_calls")]
     if turn.values.get("function_call"):
@@ -325,12 +321,12 @@ def _sharegpt(turn: FileRow) -> Message:
     sender = turn.field("from", str)
     if sender not in ROLE_OF:
         raise RecipeError(
-            f'{turn.place}: "from" = {sender!r}: one of {", ".join(ROLE_OF)} is expected'
+            f'{turn.place}: "from" = {sender!r}: expected one of {", ".join(ROLE_OF)}'
         )
     text = _content(turn, "value")
     if sender != "function_call":
         return {"role": ROLE_OF[sender], "content": text}
-    calls = parse_json(text, f'{turn.place}: "value" of a function_call is no JSON')
+    calls = parse_json(text, f'{turn.place}: "value" of a function_call is not valid JSON')
     if not isinstance(calls, list):
         calls = [calls]
     record = FileRow(
@@ -340,7 +336,7 @@ def _sharegpt(turn: FileRow) -> Message:
 
 
 def _content(turn: FileRow, name: str) -> str:
-    """Return a content as text: as it is, or the texts of its parts one after the other."""
+    """Return a message's content as text: the text itself, or its parts joined."""
     if not isinstance(turn.values.get(name), list):
         return str(turn.field(name, str))
     texts = []
@@ -348,7 +344,7 @@ def _content(turn: FileRow, name: str) -> str:
         kind = part.values.get("type", "text")
         if kind != "text":
             raise RecipeError(
-                f'{part.place}: "type" = {kind!r}: only parts of type "text" can be learnt from'
+                f'{part.place}: "type" = {kind!r}: fedseed can learn only from parts of type "text"'
             )
         texts.append(part.field("text", str))
     return "".join(texts)
@@ -357,7 +353,7 @@ def _content(turn: FileRow, name: str) -> str:
 def _call(call: FileRow) -> Message:
     """Return a tool call with its arguments as an object, which templates expect.
 
-    APIs give them as JSON text.
+    APIs return the arguments as JSON text.
     """
     function = call
     if "function" in call.values:
@@ -365,7 +361,7 @@ def _call(call: FileRow) -> Message:
     function.field("name", str)
     arguments = function.values.get("arguments")
     if isinstance(arguments, str):
-        arguments = parse_json(arguments, f'{function.place}: "arguments" is no JSON')
+        arguments = parse_json(arguments, f'{function.place}: "arguments" is not valid JSON')
     return {
         "type": "function",
         **call.values,
@@ -376,9 +372,9 @@ def _call(call: FileRow) -> Message:
 def _parsed(row: FileRow, name: str) -> FileRow:
     """Return the row with a list of objects in the field, where a table has JSON text.
 
-    The whole list may be a text, or each object in it.
+    Either the whole list is a JSON text, or each of its objects.
     """
-    value, problem = row.values.get(name), f'{row.place}: "{name}" is no valid JSON'
+    value, problem = row.values.get(name), f'{row.place}: "{name}" is not valid JSON'
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = parse_json(value, problem)
     if isinstance(value, list):

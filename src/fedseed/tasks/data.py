@@ -1,4 +1,4 @@
-"""The data that a task hands to a federation."""
+"""The data that a task gives to a federation."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,37 +10,37 @@ from numpy.typing import NDArray
 
 from fedseed.errors import plural
 
-# of DPO where nothing else is said (Rafailov et al., 2023, Appendix B)
+# the default beta of DPO (Rafailov et al., 2023, Appendix B)
 BETA = 0.1
 
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt, ready to be tokenised, and the response that carries the loss."""
+    """A prompt, ready to be tokenised, and a response, whose tokens count for the loss."""
 
-    prompt: str  # what the model is given
-    response: str  # what it is trained to answer
-    # all texts that count as right when an answer is scored; none: just the response
+    prompt: str  # the model's input
+    response: str  # what it learns to answer
+    # all texts that count as right when an answer is scored; empty: only the response
     answers: tuple[str, ...] = ()
-    # what ends a response in place of the end-of-sequence token; generated text is cut there
+    # text that ends a response instead of the end-of-sequence token; generated text is cut there
     stop: str = ""
 
     def answered_as(self, example: "Example") -> "Example":
-        """Return the same prompt with another example's response."""
+        """Return this prompt with another example's response."""
         return replace(self, response=example.response)
 
 
 @dataclass(frozen=True)
 class ChatStyle:
-    """The style in which chats become tokens."""
+    """How chats become tokens."""
 
-    # by the tokenizer's chat template, or plainly where it has none; by the tokenizer's; by
-    # `template`; plainly, as "User: ...", "Assistant: ..."
+    # "auto": the tokenizer's chat template, or plain text if it has none; "own": the tokenizer's
+    # template; "given": `template`; "plain": plain text, as "User: ...", "Assistant: ..."
     writing: Literal["auto", "own", "given", "plain"] = "auto"
     template: str = ""  # a Jinja template, for "given"
-    # which answers; None: all by a template, the last in the plain form
+    # which answers to learn; None: all with a template, the last in plain text
     loss_on: Literal["all", "last"] | None = None
-    # what else a template is given, such as enable_thinking
+    # further arguments for the template, such as enable_thinking
     template_arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
@@ -48,25 +48,25 @@ class ChatStyle:
 class Chat(Example):
     """A conversation that ends with an answer.
 
-    `prompt` and `response` are its plain form, with the last answer.
+    `prompt` and `response` are the chat in plain text; the response is the last answer.
     """
 
-    # role, content (text), what else a template may use; ends with answer
+    # each has role, content (text) and what else a template may use; the last one is an answer
     messages: tuple[Mapping[str, Any], ...] = ()
-    # JSON schemas of functions that the assistant may call
+    # JSON schemas of the functions that the assistant may call
     tools: tuple[Mapping[str, Any], ...] = ()
     style: ChatStyle = field(default_factory=ChatStyle)
     place: str = field(default="", compare=False)  # its file and line, for messages
-    # the numbers of the assistant's messages that carry no loss, by marks in the data
+    # the numbers of the assistant's messages that the data marks as not to be learnt
     unlearnt: tuple[int, ...] = ()
-    # what reading it noticed (`fedseed.objectives.prepared.REMARKS`)
+    # oddities noticed while reading (`fedseed.objectives.prepared.REMARKS`)
     remarks: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def learnt_answers(self) -> list[int]:
         """Return the numbers of the assistant's messages that may be learnt.
 
-        The first message of all answers nothing, and marks in the data exclude others.
+        The chat's first message is not an answer, and marks in the data exclude others.
         """
         return [
             number
@@ -75,7 +75,7 @@ class Chat(Example):
         ]
 
     def answered_as(self, example: Example) -> Example:
-        """Return the same conversation with another one's last answer."""
+        """Return this conversation with another one's last answer."""
         if isinstance(example, Chat):
             last = example.messages[-1]
         else:
@@ -92,19 +92,19 @@ class Preference:
 
     @property
     def place(self) -> str:
-        """Return the file and line of a conversation; "" of texts."""
+        """Return the file and line of a conversation; "" for plain texts."""
         if isinstance(self.chosen, Chat):
             return self.chosen.place
         return ""
 
     def swapped(self) -> "Preference":
-        """Return the pair as somebody with the opposite taste would have it."""
+        """Return the pair with chosen and rejected answer exchanged."""
         return Preference(self.rejected, self.chosen)
 
 
 @dataclass(frozen=True)
 class Score:
-    """A text, or two of them, and the number that is to be predicted."""
+    """A text, or a pair of texts, and the number to predict."""
 
     text: str
     value: float
@@ -113,34 +113,33 @@ class Score:
 
 @dataclass(frozen=True)
 class Unusable:
-    """A row from which nothing is learnt, although nothing is wrong with it."""
+    """A row that is valid but can't be used for training."""
 
-    # for a person, in a line that counts such rows
+    # the reason, for the note that counts such rows
     reason: str
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A prompt and the texts that may follow it, of which one is right (or some are).
+    """A prompt and possible continuations, of which one is right, or several.
 
     Raises:
-        ValueError: `gold` or one of `right` is the number of no option, or `gold` is not among
-            `right`.
+        ValueError: `gold` or one of `right` is out of range, or `right` lacks `gold`.
     """
 
     prompt: str  # ready to be tokenised
-    # what may follow, as it is written after the prompt (usually with a space first)
+    # the possible continuations, as written after the prompt (usually with a leading space)
     options: tuple[str, ...]
-    # the number of the right option; the one that is trained on
+    # the number of the right option, which is trained on
     gold: int
-    # of all options that count as right in evaluation; none: just `gold`
+    # the numbers of all options that count as right in evaluation; empty: only `gold`
     right: tuple[int, ...] = ()
-    # train on the right option's tokens as language, not on the choice among the options
+    # train on the right option's tokens as language, not on the choice between options
     teacher_forcing: bool = False
-    # what a classifier is given in place of the prompt, which says all that tells examples apart;
-    # "": the prompt
+    # a classifier's input instead of the prompt; it must hold all that distinguishes examples. "":
+    # the classifier gets the prompt
     text: str = field(default="", compare=False)
-    # a second text that a classifier is given after the first one
+    # a second text for a classifier, after the first one
     pair: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -149,34 +148,35 @@ class Choice:
             raise ValueError(f"gold = {self.gold}: there are {count} options, numbered from 0")
         if self.right and not {self.gold} <= set(self.right) <= set(range(count)):
             raise ValueError(
-                f"right = {self.right}: numbers of the {count} options, gold ({self.gold}) too"
+                f"right = {self.right}: expected numbers of the {count} options, including "
+                f"gold ({self.gold})"
             )
 
 
 @dataclass(frozen=True)
 class NextWord(Choice):
-    """A choice whose options are one token each: one pass over the prompt scores them all.
+    """A choice whose options are single tokens, so that one pass over the prompt scores them all.
 
-    The scores, and so loss and prediction, are those of the same `Choice` but for float noise.
+    Scores, loss and prediction equal those of the same `Choice`, except for float noise.
     """
 
 
-# where the blank of a `Cloze` is, whatever a tokenizer calls it
+# stands for the blank of a `Cloze`; each tokenizer has its own mask token
 MASK = "<mask>"
 
 
 @dataclass(frozen=True)
 class Cloze:
-    """A text with one blank and the words that may fill it, of which one is right: a masked
-    language model's choice.
+    """A text with one blank and words that may fill it, of which one is right, for masked language
+    models.
 
     Raises:
-        ValueError: `gold` is the number of no word, or the text has not one blank.
+        ValueError: `gold` is out of range, or the text does not have exactly one blank.
     """
 
-    # ready to be tokenised but for `MASK`, which stands in it once
+    # ready to be tokenised, except for `MASK`, which occurs once
     text: str
-    # one for each class, as it is written in the text (usually with a space first)
+    # one word for each class, as written in the text (usually with a leading space)
     words: tuple[str, ...]
     gold: int  # the number of the right word
 
@@ -187,7 +187,8 @@ class Cloze:
             )
         if self.text.count(MASK) != 1:
             raise ValueError(
-                f"the text needs one {MASK}, not {self.text.count(MASK)}: {self.text[:60]!r}"
+                f"the text needs exactly one {MASK}, but has {self.text.count(MASK)}: "
+                f"{self.text[:60]!r}"
             )
 
 
@@ -200,7 +201,7 @@ class Picture:
 
     @property
     def gold(self) -> int:
-        """Return the class, by the name that other examples' right answers have."""
+        """Return the class, under the attribute name that other kinds of examples use."""
         return self.label
 
 
@@ -209,53 +210,53 @@ class ClientData:
     """One data holder."""
 
     name: str
-    examples: Sequence[Any]  # what it trains on
-    # each example's, by which the data was dealt or could be; none if the data has none, or if the
-    # examples say it themselves (a right option, a class)
+    examples: Sequence[Any]  # its training examples
+    # each example's label, which partitions can use; empty if the data has no labels, or if the
+    # examples have them (a right option, a class)
     labels: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class OwnData:
-    """The place of a client's own data, as the client names it."""
+    """Where a client's own data is, as its site sets it."""
 
-    # a file, or a folder; None: the recipe's path
+    # a file or a folder; None: the recipe's path
     path: Path | None = None
-    # what it evaluates on; None: what it holds out
+    # the file to evaluate on; None: the held-out examples
     evaluation_file: Path | None = None
-    # the share of its examples that it holds out; None: the recipe's
+    # the share of its examples to hold out; None: the recipe's share
     evaluation: float | None = None
 
 
 @dataclass(frozen=True)
 class TaskData:
-    """Everything a run needs of its data."""
+    """A run's data."""
 
     clients: Sequence[ClientData]
-    # sets that a run reports on, by prefix of the metric's name ("" for the main one)
+    # sets that a run reports on, by prefix of the metrics' names ("" for the main set)
     evaluation: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    # for choosing settings; no run reports on it together with `evaluation`
+    # examples for choosing settings; a run does not report on these and on the test set at once
     validation: Sequence[Any] = ()
-    # what was left out and how much is left, a line each; shown when a run starts
+    # notes about what was left out and what is left; shown when a run starts
     notes: tuple[str, ...] = ()
-    # how generated answers are scored (of `fedseed.tasks.metrics.REGISTRY`)
+    # metrics of generated answers (names in `fedseed.tasks.metrics.REGISTRY`)
     scores: tuple[str, ...] = ("rouge_l",)
-    classes: tuple[str, ...] = ()  # the classes' names; for `Picture`s
-    # the Jinja template that writes `Chat`s, if it is not their tokenizer's own
+    classes: tuple[str, ...] = ()  # the classes' names, for `Picture`s
+    # the Jinja template of the `Chat`s, if it differs from the tokenizer's
     chat_template: str = ""
-    # how strongly `Preference`s hold the model to its base
+    # DPO's beta for `Preference`s: how strongly the loss keeps the model near its base
     beta: float = BETA
 
     def select_clients(self, names: Collection[str]) -> "TaskData":
-        """These clients' data alone, without anything to evaluate on."""
+        """Return the data of these clients only, without evaluation sets."""
         return replace(
             self, clients=[c for c in self.clients if c.name in names], evaluation={}, validation=()
         )
 
 
 def span(values: Sequence[int], one: str, many: str | None = None) -> str:
-    """Return the range of some numbers (none: 0) with their noun, as `plural`: "1 to 7 examples",
-    "2 examples".
+    """Return the range of some numbers with their noun, such as "1 to 7 examples" or "2 examples".
+    An empty sequence counts as 0; the nouns are those of `plural`.
     """
     low, high = min(values, default=0), max(values, default=0)
     if low == high:

@@ -1,6 +1,4 @@
-"""Tasks whose training examples are dealt to clients by a partition, by labels that the data or the
-examples have.
-"""
+"""Tasks whose training examples a partition deals to clients, by labels in the data."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,27 +18,29 @@ Row = TypeVar("Row")
 
 
 class Labelled(NamedTuple):
-    """An example and the label it may be dealt by ("" if the data has none)."""
+    """An example, and the label that a partition may use ("" if the data has none)."""
 
     example: Any
     label: str = ""
 
 
 class DealtTask(Task):
-    """Settings that these tasks share.
+    """Settings that these tasks have in common.
 
-    A task declares how it divides its data, and what a partition may go by.
+    A task declares how it splits its data, and which fields a partition may use.
 
     Args:
-        clients: data holders; None: as many as the papers have, or as `partition.field` has values.
+        clients: number of clients; None: the papers' number, or one for each value of
+            `partition.field`.
         partition: how training examples are dealt to clients.
         evaluate_on: "test", or "validation" while choosing settings.
-        seed: draws and deals examples; apart from the run's seed, so that runs share their data.
+        seed: seed for drawing and dealing examples. It is separate from the run's seed, so that
+            runs with different seeds have the same data.
     """
 
-    fields: ClassVar[tuple[str, ...]] = ("label",)  # what partition.field may name
+    fields: ClassVar[tuple[str, ...]] = ("label",)  # names that partition.field may have
     default_clients: ClassVar[int] = 5  # as in FeedSign's experiments
-    scores: ClassVar[tuple[str, ...]] = TaskData.scores  # how generated answers are scored
+    scores: ClassVar[tuple[str, ...]] = TaskData.scores  # metrics of generated answers
 
     clients: PositiveInt | None = None
     partition: AnyPartition = IID()
@@ -49,9 +49,10 @@ class DealtTask(Task):
 
     @abstractmethod
     def parts(self) -> tuple[Sequence[Labelled], TaskData]:
-        """Return the examples to deal to clients, and all other data (test sets as `evaluation`).
+        """Return the examples to deal to clients, and the other data, with the test sets as
+        `evaluation`.
 
-        Raises as `load`.
+        Raises the errors of `load`.
         """
 
     def validation_sets(self, validation: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
@@ -66,7 +67,7 @@ class DealtTask(Task):
         return self.seed
 
     def dealt_by(self, field: str) -> bool:
-        """Return whether the partition goes by a field of the data."""
+        """Return whether the partition uses this field of the data."""
         return isinstance(self.partition, ByField) and self.partition.field == field
 
     def client_names(self) -> list[str] | None:
@@ -75,14 +76,14 @@ class DealtTask(Task):
     def load(self) -> TaskData:
         if isinstance(self.partition, ByField) and self.partition.field not in self.fields:
             known_fields = (
-                " and ".join(f'"{field}"' for field in self.fields) or "no field to deal by"
+                " and ".join(f'"{field}"' for field in self.fields) or "no fields for a partition"
             )
             raise RecipeError(
                 f'task.partition.field = "{self.partition.field}": "{self.name}" has {known_fields}'
             )
         if self.evaluate_on == "validation" and not getattr(self, "validation", 1):
             raise RecipeError(
-                'task.evaluate_on = "validation": task.validation = 0 keeps no example for it'
+                'task.evaluate_on = "validation": task.validation = 0 leaves no examples for it'
             )
         rows, data = self.parts()
         clients = deal_clients(
@@ -120,15 +121,15 @@ def share_of(share: float, count: int) -> int:
 
 
 def numbered(count: int) -> list[str]:
-    """Return names of clients that have none of their own."""
+    """Return names for clients without names."""
     digits = max(2, len(str(count)))
     return [f"client-{number:0{digits}d}" for number in range(1, count + 1)]
 
 
 def names_dealt(partition: AnyPartition, clients: int | None, default: int) -> list[str] | None:
-    """Return the names that `deal_clients` will give.
+    """Return the clients' names that `deal_clients` will use.
 
-    None: a field's values, which are in the data alone.
+    None if they are the values of a field, which only the data has.
     """
     if isinstance(partition, ByField):
         return None
@@ -138,17 +139,17 @@ def names_dealt(partition: AnyPartition, clients: int | None, default: int) -> l
 def deal_clients(
     rows: Sequence[Labelled], partition: AnyPartition, clients: int | None, default: int, seed: int
 ) -> list[ClientData]:
-    """Return clients with their examples and labels.
+    """Deal examples to clients, and return the clients with their examples and labels.
 
     Args:
-        rows: what is dealt.
-        partition: how.
-        clients: how many; None: `default`, or as many as the partition's field has values.
-        default: how many there are where `clients` is None and the partition goes by no field.
-        seed: draws the partition.
+        rows: the examples with their labels.
+        partition: how to deal them.
+        clients: number of clients; None: `default`, or one for each value of the partition's field.
+        default: number of clients if `clients` is None and the partition does not use a field.
+        seed: the partition's seed.
 
     Raises:
-        RecipeError: the partition is not possible.
+        RecipeError: no such partition is possible.
     """
     labels = [row.label for row in rows]
     if isinstance(partition, ByField):

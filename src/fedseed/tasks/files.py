@@ -1,7 +1,7 @@
-"""Reads rows of data: of files in several formats, of saved data sets, of data sets on the hub.
+"""Reads rows of data from files in several formats, from saved data sets, and from the hub.
 
-Errors name the file and the place in it. A few bytes of a parquet file can be a billion rows, so
-what is unpacked from one must be in proportion to the file.
+Errors name the file and the line. A few bytes of a parquet file can hold a billion rows, so the
+unpacked size is limited in proportion to the file.
 """
 
 import csv
@@ -23,15 +23,15 @@ from fedseed.tasks.arrow import ArrowColumns
 from fedseed.text import first_line, show_text
 
 ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet", ".json")
-# one of these is in every folder that `save_to_disk` writes
+# every folder written by `save_to_disk` has one of these
 SAVED = ("dataset_dict.json", "state.json")
-# rows of a parquet file that are unpacked at a time
+# rows of a parquet file to unpack at a time
 BATCH = 1024
-# bytes that any parquet file may unpack to, and further bytes for each byte of the file
+# bytes that any parquet file may unpack to, plus further bytes for each byte of the file
 FREE_BYTES, INFLATION = 64 << 20, 100
-# cells that any parquet file may have, and one more for each of its bytes
+# cells that any parquet file may have, plus one more for each byte of the file
 FREE_CELLS = 1 << 20
-csv.field_size_limit(1 << 30)  # a text may be long
+csv.field_size_limit(1 << 30)  # because a text may be long
 
 KIND_NAMES: dict[type, str] = {
     str: "text",
@@ -49,47 +49,47 @@ class FileRow:
 
     place: str  # its file and line, for messages
     values: Mapping[str, Any]  # its fields by name
-    # of fields that were numbers of classes: the names of all classes, in their order
+    # for fields of class numbers: the names of all classes, in order
     class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def field(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        """Return a field that must be there.
+        """Return the value of a required field.
 
         Args:
-            name: its name.
-            kind: the type or types it may have; true and false are numbers only if `bool` is one of
+            name: the field's name.
+            kind: the allowed type or types. true and false are accepted only if `bool` is one of
                 them.
 
         Raises:
-            RecipeError: it is missing or of another type.
+            RecipeError: the field is missing or has another type.
         """
         if name not in self.values:
             raise RecipeError(f'{self.place}: no "{name}"')
         value = self.values[name]
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        # JSON's true is no number
+        # JSON's true and false are not numbers, although Python's bool is an int
         if not isinstance(value, kind) or (isinstance(value, bool) and bool not in kinds):
             expected = " or ".join(KIND_NAMES[k] for k in kinds)
-            raise RecipeError(f'{self.place}: "{name}" = {_short(value)}: {expected} is expected')
+            raise RecipeError(f'{self.place}: "{name}" = {_short(value)}: expected {expected}')
         return value
 
     def record(self, name: str) -> "FileRow":
         """Return a field that is an object itself.
 
-        Raises RecipeError if it is missing or no object.
+        Raises RecipeError if it is missing or not an object.
         """
         return FileRow(f"{self.place}: {name}", self.field(name, dict))
 
     def records(self, name: str) -> "list[FileRow]":
         """Return a field that is a list of objects.
 
-        Raises RecipeError if it is missing or no such list.
+        Raises RecipeError if it is missing or not such a list.
         """
         records = []
         for index, values in enumerate(self.field(name, list)):
             place = f"{self.place}: {name}[{index}]"
             if not isinstance(values, dict):
-                raise RecipeError(f"{place}: a JSON object is expected, not {_short(values)}")
+                raise RecipeError(f"{place}: expected a JSON object, not {_short(values)}")
             records.append(FileRow(place, values))
         return records
 
@@ -99,14 +99,15 @@ def _short(value: Any) -> str:
         return json.dumps(value)
     try:
         return show_text(repr(value), 60)
-    except (RecursionError, ValueError):  # nested too deeply, or a number with too many digits
+    # the value is nested too deeply, or a number has too many digits
+    except (RecursionError, ValueError):
         return type(value).__name__
 
 
 def data_folder(path: str, hint: str) -> Path:
     """Return the folder that `task.path` names.
 
-    Raises RecipeError, with a hint what to give, if it is missing.
+    Raises RecipeError, with the hint, if it is missing.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -120,15 +121,16 @@ def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
     Args:
         path: the file.
         hint: what to do if it is missing.
-        encoding: the encoding of the file; that of old data sets is not always UTF-8.
+        encoding: the file's encoding, because old data sets are not always in UTF-8.
 
     Raises:
-        RecipeError: the file is missing, unreadable, in another encoding, or a pipe or a device.
+        RecipeError: the file is missing or unreadable, has another encoding, or is a pipe or a
+            device.
     """
     if is_irregular(path):
         raise RecipeError(
-            f"{path}: no regular file (a pipe or a device, or a link to one): reading it may never "
-            "end; put a file there"
+            f"{path}: not a regular file (but a pipe or a device, or a link to one), which may "
+            "never end; replace it by a file"
         )
     try:
         data = path.read_bytes()
@@ -137,7 +139,7 @@ def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
     except OSError as error:
         raise RecipeError(f"{path}: can't be read: {error.strerror}") from error
     try:
-        # some editors begin a file with this mark
+        # some editors write this mark at the beginning of a file
         text = data.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         begin = data.rfind(b"\n", 0, error.start) + 1
@@ -155,31 +157,34 @@ def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
 def read_json(path: Path, hint: str = "") -> FileRow:
     """Return a UTF-8 file's JSON object.
 
-    Raises RecipeError if it has none; `hint`: what to do if it is missing.
+    `hint`: what to do if the file is missing. Raises RecipeError if it is missing or holds no JSON
+    object.
     """
     content = parse_json(read_text(path, hint), f"{path}: not valid JSON")
     if not isinstance(content, dict):
-        raise RecipeError(f"{path}: a JSON object is expected")
+        raise RecipeError(f"{path}: expected a JSON object")
     return FileRow(str(path), content)
 
 
 def parse_json(text: str, problem: str, hint: str = "") -> Any:
     """Return the value of a JSON text.
 
-    Raises RecipeError, from `problem` to `hint`, if it can't be read or used.
+    Raises RecipeError if it can't be parsed or used. The message begins with `problem` and ends
+    with `hint`.
     """
     try:
         value = json.loads(text)
-        # half of a character, which no tokenizer takes, unless the other half follows
+        # a text may have half of a surrogate pair, which tokenizers reject
         if "\\ud" in text.lower():
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        reason = "its lists and objects are nested too deeply"
+        reason = "lists and objects are nested too deeply"
         if isinstance(error, ValueError):
             reason = str(error)
         if isinstance(error, UnicodeEncodeError):
             reason = (
-                f"it has half of a character (\\u{ord(error.object[error.start]):x}): take it out"
+                f"it has half of a surrogate pair (\\u{ord(error.object[error.start]):x}): "
+                "take it out"
             )
         elif isinstance(error, json.JSONDecodeError) and error.lineno == 1:
             reason = f"{error.msg} at column {error.colno}"
@@ -190,15 +195,16 @@ def parse_json(text: str, problem: str, hint: str = "") -> Any:
 def read_records(path: Path, columns: Sequence[str] | None = None) -> list[FileRow]:
     """Return the rows of a table, without empty lines.
 
-    A `.jsonl` file has an object a line, a `.json` file a list of objects (or an object a line);
-    any other is read as GLUE's tsv: a header line, tabs, no quoting.
+    A `.jsonl` file has one object in each line, and a `.json` file has a list of objects or one
+    object in each line. Any other file is read as GLUE's tsv: a header line, tabs, no quoting.
 
     Args:
         path: a UTF-8 file.
-        columns: the names of a csv file's columns, where it has no header; None: another file.
+        columns: the columns' names, for a csv file without a header; None: another kind of file.
 
     Raises:
-        RecipeError: the file is missing or unreadable, or a row is malformed; names the line.
+        RecipeError: the file is missing or unreadable, or a row is malformed; the message names the
+            line.
     """
     quoting: Literal[0, 3] = csv.QUOTE_NONE if columns is None else csv.QUOTE_MINIMAL
     is_json = path.suffix in (".json", ".jsonl")
@@ -209,7 +215,7 @@ def sound_rows(rows: Iterable[FileRow | RecipeError]) -> list[FileRow]:
     """Return the rows, if none is malformed.
 
     Raises:
-        RecipeError: a row is malformed; the text describes the first one.
+        RecipeError: a row is malformed; the message describes the first one.
     """
     records = []
     for row in rows:
@@ -226,10 +232,10 @@ def each_row(place: Path, split: str = "train") -> Iterable[FileRow | RecipeErro
 
     Args:
         place: the file or the data set's folder.
-        split: which part of a data set, where it has several.
+        split: the part to read, if a data set has several.
 
     Raises:
-        RecipeError: the file is missing, unreadable as a whole, empty, or of another format.
+        RecipeError: the file is missing, unreadable, empty, or has an unknown format.
     """
     if is_saved(place):
         return _saved(place, split)
@@ -237,7 +243,7 @@ def each_row(place: Path, split: str = "train") -> Iterable[FileRow | RecipeErro
         raise RecipeError(f"{place}: there is no such file")
     if place.suffix not in ENDINGS:
         raise RecipeError(
-            f"{place}: a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} is expected"
+            f"{place}: expected a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
         )
     if place.suffix == ".parquet":
         return _parquet(place)
@@ -249,10 +255,10 @@ def each_row(place: Path, split: str = "train") -> Iterable[FileRow | RecipeErro
 def _json(path: Path) -> Iterator[FileRow | RecipeError]:
     text, hint = read_text(path), "; each line must be one JSON object"
     is_list = path.suffix == ".json" and text.lstrip().startswith("[")
-    # not splitlines: texts hold other characters that would end a line there
+    # not splitlines: it would also split at other characters that texts contain
     rows = parse_json(text, f"{path}: not valid JSON") if is_list else text.split("\n")
     if not text.strip() or not rows:
-        raise RecipeError(f"{path}: it is empty")
+        raise RecipeError(f"{path}: the file is empty")
     for number, row in enumerate(rows, 1):
         place = f"{path} {'item' if is_list else 'line'} {number}"
         if not is_list and not row.strip():
@@ -262,7 +268,7 @@ def _json(path: Path) -> Iterator[FileRow | RecipeError]:
             if not is_list:
                 values = parse_json(row, f"{place}: not valid JSON", hint)
             if not isinstance(values, dict):
-                raise RecipeError(f"{place}: a JSON object is expected, not {_short(values)}")
+                raise RecipeError(f"{place}: expected a JSON object, not {_short(values)}")
             yield FileRow(place, values)
         except RecipeError as error:
             yield error
@@ -273,7 +279,8 @@ def _table(
 ) -> Iterator[FileRow | RecipeError]:
     """Yield a file's rows.
 
-    Tabs separate fields, or in a .csv what its header has most of (commas if it has none).
+    Tabs separate fields. In a .csv file it is the separator that is most frequent in the header, or
+    a comma.
     """
     text = read_text(path)
     header = ""
@@ -295,18 +302,18 @@ def _table(
                 columns = [field.strip() for field in fields]
                 name, times = Counter(columns).most_common(1)[0]
                 if times > 1:
-                    raise RecipeError(f'{place}: two columns are called "{name}"')
+                    raise RecipeError(f'{place}: two columns have the name "{name}"')
             elif len(fields) == len(columns):
                 yield FileRow(place, dict(zip(columns, fields, strict=True)))
             else:
                 names = show_text(", ".join(columns[:30])) + (", ..." if len(columns) > 30 else "")
                 yield RecipeError(
-                    f"{place}: {len(fields)} columns, where {len(columns)} are expected: {names}"
+                    f"{place}: found {len(fields)} columns, expected {len(columns)}: {names}"
                 )
-    except csv.Error as error:  # nobody knows where the next row begins
+    except csv.Error as error:  # it is not known where the next row begins
         raise RecipeError(f"{path} line {begin + 1}: not valid CSV: {error}") from error
     if columns is None:
-        raise RecipeError(f"{path}: it is empty")
+        raise RecipeError(f"{path}: the file is empty")
 
 
 def _parquet(path: Path) -> list[FileRow | RecipeError]:
@@ -314,7 +321,7 @@ def _parquet(path: Path) -> list[FileRow | RecipeError]:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise RecipeError(
-            f"{path}: a parquet file is read by pyarrow: {to_install('parquet')}"
+            f"{path}: reading a parquet file needs pyarrow: {to_install('parquet')}"
         ) from error
     rows: list[dict[str, Any]] = []
 
@@ -322,7 +329,7 @@ def _parquet(path: Path) -> list[FileRow | RecipeError]:
         if unpacked > FREE_BYTES + INFLATION * size or cells > FREE_CELLS + size:
             raise RecipeError(
                 f"{path}: {size:,} bytes become {cells:,} cells of {unpacked:,} bytes, which is "
-                "more than data does; if it is what you want, write it as .jsonl"
+                "too much for real data; if this is what you want, convert the file to .jsonl"
             )
 
     try:
@@ -344,17 +351,17 @@ def _parquet(path: Path) -> list[FileRow | RecipeError]:
             f"{path}: not a parquet file, or damaged ({first_line(error)})"
         ) from error
     if not rows:
-        raise RecipeError(f"{path}: it is empty")
+        raise RecipeError(f"{path}: the file is empty")
     return _arrow_records(str(path), rows, columns)
 
 
 def is_saved(place: Path) -> bool:
-    """Return whether a folder is a data set that `save_to_disk` has written."""
+    """Return whether a folder is a data set written by `save_to_disk`."""
     return any((place / name).is_file() for name in SAVED)
 
 
 def is_hub_name(path: str) -> bool:
-    """Return whether a text has the form of a data set's name on the hub, "owner/name"."""
+    """Return whether a text looks like a data set's name on the hub, "owner/name"."""
     owner, slash, rest = path.partition("/")
     return (
         bool(slash)
@@ -369,27 +376,27 @@ def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[FileR
 
     Args:
         path: the path in the recipe.
-        split: what the part is called on the hub.
-        config: the data set's configuration on the hub, if it has some; an unknown one is ignored.
-        hint: what `path` may be, for messages.
+        split: the part's name on the hub.
+        config: the data set's configuration on the hub; ignored if the data set does not have it.
+        hint: what `path` may be, as a text for messages.
 
     Raises:
-        RecipeError: they can't be had or read.
+        RecipeError: they can't be found or read.
     """
     setting, is_folder = f'task.path = "{path}"', Path(path).expanduser().is_dir()
     if not is_folder and not is_hub_name(path):
         raise RecipeError(f"{setting}: there is no such file or folder; {hint}")
-    reason = "no such file or folder here, and names on the hub need"
+    reason = "no such file or folder here, and loading a name from the hub needs"
     if is_folder:
-        reason = "parquet files are read by"
+        reason = "reading parquet files needs"
     datasets = _library(f"{setting}: {reason}", hint)
     from huggingface_hub import constants
 
     try:
-        if not is_folder and not getproxies():  # a proxy may know what this machine does not
+        if not is_folder and not getproxies():  # a proxy may resolve names that this machine can't
             socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, None)
     except OSError:
-        # use the cache alone for the rest of the process: asking for the hub's name takes half a
+        # use only the cache for the rest of the process, because a failing look-up takes half a
         # minute
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
@@ -404,7 +411,7 @@ def hub_rows(path: str, split: str, config: str | None, hint: str) -> list[FileR
 
 
 def _saved(folder: Path, split: str) -> list[FileRow | RecipeError]:
-    datasets = _library(f"{folder}: a saved data set is read by", "")
+    datasets = _library(f"{folder}: reading a saved data set needs", "")
     try:
         dataset = datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError) as error:
@@ -413,13 +420,13 @@ def _saved(folder: Path, split: str) -> list[FileRow | RecipeError]:
         return dataset_rows(str(folder), dataset)
     if split not in dataset:
         raise RecipeError(
-            f'{folder}: it has no part "{split}" (task.split), but {", ".join(dataset)}'
+            f'{folder}: it has no part "{split}" (task.split); its parts are {", ".join(dataset)}'
         )
     return dataset_rows(f"{folder} ({split})", dataset[split])
 
 
 def is_dataset(rows: Any) -> bool:
-    """Return whether rows are a data set of the `datasets` library."""
+    """Return whether `rows` is a data set of the `datasets` library."""
     return type(rows).__module__.partition(".")[0] == "datasets"
 
 
@@ -427,7 +434,7 @@ def dataset_rows(place: str, dataset: Any) -> list[FileRow | RecipeError]:
     """Return the rows of a `datasets.Dataset` or `IterableDataset`, numbered from 1.
 
     Args:
-        place: what holds them, for messages.
+        place: the name of their source, for messages.
         dataset: the data set.
     """
     features = dataset.features
@@ -439,7 +446,7 @@ def dataset_rows(place: str, dataset: Any) -> list[FileRow | RecipeError]:
 
 
 def _library(purpose: str, hint: str) -> Any:
-    """Return the `datasets` library. Raises RecipeError if it is not installed."""
+    """Import the `datasets` library. Raises RecipeError if it is not installed."""
     try:
         import datasets
     except ImportError as error:
@@ -453,7 +460,7 @@ def _library(purpose: str, hint: str) -> Any:
 def _arrow_records(
     location: str, rows: Iterable[Mapping[str, Any]], columns: ArrowColumns
 ) -> list[FileRow | RecipeError]:
-    """Return the rows of an Arrow table, with an error in place of each malformed one."""
+    """Return the rows of an Arrow table, with an error in place of each malformed row."""
     records: list[FileRow | RecipeError] = []
     for number, row in enumerate(rows, 1):
         place = f"{location} row {number}"

@@ -1,5 +1,5 @@
-"""The forms that rows of the user's own data may have, what each becomes, what is wrong, and what
-is there twice.
+"""The forms of rows in the user's own data: recognises them, makes examples, and reports bad and
+repeated rows.
 """
 
 import re
@@ -19,17 +19,17 @@ from fedseed.tasks.prompts import alpaca_prompt, short_prompt
 from fedseed.text import listed, show_text
 
 Template = Literal["alpaca", "short", "chat"]
-# bad lines and repeated examples that are named
+# how many bad lines and repeated examples a message names
 SHOWN = 5
-# of a score: squares of larger ones are no numbers in single precision
+# the largest score: squares of larger numbers overflow single precision
 LARGEST = 1e30
-# characters of a text: tokens of a longer one take gigabytes
+# the most characters of a text: tokenising longer ones takes gigabytes
 LONGEST = 1 << 22
 Made = Example | Choice | Preference | Score | Unusable
 NO_ANSWER = Unusable("nothing to answer")
 NO_LABEL = Unusable("no label")
 NO_SCORE = Unusable("no score")
-# 1,234 is one thing in English and another in German
+# "1,234" means different numbers in English and in German
 THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
 
 
@@ -37,10 +37,10 @@ THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
 class Style:
     """Settings for turning rows into examples."""
 
-    template: Template = "alpaca"  # instructions, and prompts if it is "chat"
+    template: Template = "alpaca"  # for instructions; "chat" also applies to prompts
     chat: ChatStyle = field(default_factory=ChatStyle)
-    labels: tuple[str, ...] = ()  # those that a text may have; none: any
-    # holds a number to predict; None: none is predicted
+    labels: tuple[str, ...] = ()  # the allowed labels; empty: any
+    # the field with the number to predict; None: no number is predicted
     score_field: str | None = None
 
 
@@ -48,16 +48,18 @@ class Style:
 class Form:
     """A form that rows may have."""
 
-    fields: str  # how messages call it
-    # a row that has all of these fields has this form; of "a|b" one will do
+    fields: str  # the form's name in messages
+    # a row with all of these fields has this form; "a|b" means one of the two
     keys: tuple[str, ...]
-    make_example: Callable[[FileRow, Style], Made]  # makes an example of a row
+    make_example: Callable[[FileRow, Style], Made]  # makes an example from a row
 
-    # fields that may be empty, as of a text that nobody has labelled
+    # fields that may be empty, for example the label of a text without one
     may_be_null: tuple[str, ...] = ()
 
     def fits(self, row: FileRow, keys: int | None = None) -> bool:
-        """Return whether a row has the form's fields, or the first `keys` of them."""
+        """Return whether a row has the form's fields; with `keys`, only the first so many are
+        checked.
+        """
         return all(self._has_any(row, key.split("|")) for key in self.keys[:keys])
 
     def _has_any(self, row: FileRow, names: Sequence[str]) -> bool:
@@ -88,7 +90,7 @@ def _instruction(row: FileRow, style: Style) -> Example:
 
 
 def _question_of(row: FileRow, style: Style) -> str:
-    """Return a row's instruction and input, as they are asked."""
+    """Return a row's instruction and input as a prompt."""
     input_field = "context" if "context" in row.values else "input"
     text = ""
     if row.values.get(input_field) is not None:
@@ -131,7 +133,7 @@ def _options(row: FileRow, style: Style) -> Choice:
 def _label(row: FileRow, style: Style) -> Choice | Unusable:
     """Return a text to label.
 
-    Its label is the only option until all labels are known (`add_all_labels`).
+    The label is the only option until all labels are known (`add_all_labels`).
     """
     label, text = _label_text(row, style), row.field("text", str)
     if not label:
@@ -139,7 +141,7 @@ def _label(row: FileRow, style: Style) -> Choice | Unusable:
     pair = _second_text(row)
     if style.labels and label not in style.labels:
         raise RecipeError(
-            f'{row.place}: "label" = {label!r}: task.labels has {", ".join(style.labels)}'
+            f'{row.place}: "label" = {label!r}: not in task.labels ({", ".join(style.labels)})'
         )
     prompt = text
     if pair:
@@ -148,7 +150,7 @@ def _label(row: FileRow, style: Style) -> Choice | Unusable:
 
 
 def _second_text(row: FileRow) -> str:
-    """Return the text that a row has beside the first one; "" if it has one text."""
+    """Return a row's second text; "" if it has only one."""
     if row.values.get("text_pair") is None:
         return ""
     return str(row.field("text_pair", str))
@@ -158,24 +160,24 @@ def _score(row: FileRow, style: Style) -> Score | Unusable:
     """Return a text and the number that is to be predicted.
 
     Raises:
-        RecipeError: there is no such field, or what it holds is no number.
+        RecipeError: the field is missing, or does not hold a number.
     """
     name = str(style.score_field)
     if name not in row.values:
         raise RecipeError(f'{row.place}: no "{name}", which task.score_field names')
     if "text" not in row.values:
         raise RecipeError(
-            f'{row.place}: no "text" of which "{name}" could be predicted; task.fields says which '
-            "field it is, such as { text = ... }"
+            f'{row.place}: no "text" to predict "{name}" from; name the text\'s field in '
+            "task.fields, such as { text = ... }"
         )
     text, pair, value = row.field("text", str), _second_text(row), row.values[name]
     if isinstance(value, str):
         value = _number_in(value.strip(), row, name)
-    if value is None or value != value:  # null, or not a number
+    if value is None or value != value:  # null or NaN
         return NO_SCORE
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LARGEST:
         raise RecipeError(
-            f'{row.place}: "{name}" = {value!r}: a number is expected (task.score_field)'
+            f'{row.place}: "{name}" = {value!r}: expected a number (task.score_field)'
         )
     return Score(text, float(value), pair)
 
@@ -184,34 +186,34 @@ def _number_in(text: str, row: FileRow, name: str) -> float | None:
     """Return the number that a table has as text, with a decimal point or comma; None: none.
 
     Raises:
-        RecipeError: it is no number, or can be read in two ways.
+        RecipeError: the text is not a number, or is ambiguous.
     """
     if not text:
         return None
     if THOUSANDS.fullmatch(text):
         raise RecipeError(
-            f'{row.place}: "{name}" = {text}: a decimal comma, or one between thousands? Write '
-            f"{text.replace(',', '.', 1)} or {text.replace(',', '')}"
+            f'{row.place}: "{name}" = {text}: is this a decimal comma, or does it separate '
+            f"thousands? Write {text.replace(',', '.', 1)} or {text.replace(',', '')}"
         )
     is_decimal_comma = FRACTION.fullmatch(text) is not None
     try:
         return float(text.replace(",", ".") if is_decimal_comma else text)
     except ValueError as error:
         raise RecipeError(
-            f'{row.place}: "{name}" = {show_text(text)}: a number is expected (task.score_field)'
+            f'{row.place}: "{name}" = {show_text(text)}: expected a number (task.score_field)'
         ) from error
 
 
 def _label_text(row: FileRow, style: Style) -> str:
     """Return a row's label as text; "" if it has none.
 
-    A table's columns are all text, and write a class 1 as "1.0" where other rows have no label.
+    In a table every value is text. Tables write class 1 as "1.0" if other rows have no label.
 
     Raises:
-        RecipeError: it is a number such as 0.25, which is no class.
+        RecipeError: the label is a number such as 0.25, which can't be a class.
     """
     label = row.values.get("label")
-    if label is None or label != label:  # null, or not a number
+    if label is None or label != label:  # null or NaN
         return ""
     if not isinstance(label, float):
         label = row.field("label", (str, int, bool))
@@ -221,20 +223,20 @@ def _label_text(row: FileRow, style: Style) -> str:
     number = float(text.replace(",", "."))
     if not number.is_integer():
         raise RecipeError(
-            f'{row.place}: "label" is a number with a fraction, a score and no class: '
-            'task.score_field = "label" learns to predict it; if it is a class, name all of them '
-            "with task.labels"
+            f'{row.place}: "label" is a number with a fraction, so it looks like a score: to '
+            'predict it, set task.score_field = "label"; if it is a class, list all classes in '
+            "task.labels"
         )
     return str(int(number))
 
 
-# a text without a prompt: all of its tokens are trained on
+# a text without a prompt: the model learns all of its tokens
 TEXT = Form("text", ("text",), lambda row, style: Example("", row.field("text", str)))
 PREFERENCES = Form(
     "prompt, chosen, rejected",
     (CHOSEN, REJECTED),
     _preference,
-    may_be_null=(CHOSEN, REJECTED),  # reading such a row reports it
+    may_be_null=(CHOSEN, REJECTED),  # such a row fits, and reading it reports the error
 )
 SCORED = Form("text, score", ("text",), _score)
 LABELLED = Form("text, label", ("text", "label"), _label, may_be_null=("label",))
@@ -247,13 +249,13 @@ FORMS = (
     LABELLED,
     TEXT,
 )
-# what a row with an answer that was preferred to another is if task.fields names one of these
+# if task.fields names one of these, a row with a preferred answer is read as language instead
 LANGUAGE_FIELDS = frozenset(("completion", "response", "output", "messages", "text"))
 
 
 @dataclass(frozen=True)
 class SourceLine:
-    """An example of a file, with its fields for a partitioner."""
+    """An example from a file, with its row's fields for a partition."""
 
     example: Any
     row: FileRow
@@ -263,29 +265,29 @@ class FormReader:
     """Reads files whose rows are all of one form, and remembers what is wrong with them.
 
     Args:
-        style: what rows are put into.
-        fields: the names that a form's fields have in the rows, where they are others.
+        style: how rows become examples.
+        fields: the rows' names of a form's fields, if they differ.
     """
 
     def __init__(self, style: Style, fields: Mapping[str, str]) -> None:
         self.style = style
         self.fields = fields
-        self.form: Form | None = None  # that of the first row
+        self.form: Form | None = None  # the form of the first row
         self.first = ""
-        # rows that are left out, by the reason
+        # how many rows are left out, by reason
         self.unusable: Counter[str] = Counter()
-        self.bad: list[str] = []  # what is wrong, a line for each malformed row
-        # completions that are learnt, but marked as bad ones
+        self.bad: list[str] = []  # one error message for each malformed row
+        # learnt completions whose label is false
         self.unwanted = 0
-        # texts that are learnt as language, with a score beside them
+        # texts that are learnt as language although they have a score
         self.scored_texts = 0
-        # pairs whose answers both begin with their prompt
+        # pairs in which both answers begin with their prompt
         self.repeated_prompts = 0
 
     def read_rows(self, rows: Iterable[FileRow | RecipeError]) -> list[SourceLine]:
         """Return the examples of a file's rows.
 
-        Raises RecipeError if it is unreadable as a whole.
+        Raises RecipeError if the file as a whole is unreadable.
         """
         lines = []
         for row in rows:
@@ -299,8 +301,8 @@ class FormReader:
                         size = len(str(value))
                     if size > LONGEST:
                         raise RecipeError(
-                            f'{row.place}: "{name}" has {size:,} characters, where {LONGEST:,} are '
-                            "read; split it"
+                            f'{row.place}: "{name}" has {size:,} characters, but the most is '
+                            f"{LONGEST:,}; split it"
                         )
                 form = self._form_of(row)
                 example = form.make_example(row, self.style)
@@ -316,7 +318,7 @@ class FormReader:
         return lines
 
     def _count_remarkable(self, form: Form, example: Made, row: FileRow) -> None:
-        """Count the oddities of a row that are no errors, but may be mistakes."""
+        """Count a row's oddities, which are not errors but may be mistakes."""
         if isinstance(example, Example):
             self.unwanted += row.values.get("label") is False
             self.scored_texts += form is TEXT and isinstance(row.values.get("score"), float)
@@ -325,12 +327,12 @@ class FormReader:
             self.repeated_prompts += all(one.lstrip().startswith(prompt) for one in answers)
 
     def check(self, hint: str = "") -> None:
-        """Raise RecipeError if rows are malformed: all of them in one report, with a hint where
-        they are several.
+        """Raise RecipeError if rows are malformed. One message reports them all, with the hint if
+        there are several.
         """
         if not self.bad:
             return
-        places: dict[str, list[str]] = {}  # by what is wrong, which is mostly the same
+        places: dict[str, list[str]] = {}  # by problem, because most rows have the same one
         for bad in self.bad:
             place, _, problem = bad.partition(": ")
             places.setdefault(problem, []).append(place)
@@ -345,7 +347,7 @@ class FormReader:
         raise RecipeError(many + "; ".join(problems))
 
     def notes(self) -> list[str]:
-        """Lines about what was left out."""
+        """Return notes about what was left out."""
         notes = []
         if self.bad:
             notes = [f"{len(self.bad):,} bad lines skipped, the first: {self.bad[0]}"]
@@ -354,27 +356,27 @@ class FormReader:
         ]
         if self.unwanted:
             notes.append(
-                f'{self.unwanted:,} examples have "label" = false beside what is learnt: if they '
-                "are answers that nobody wants, take them out"
+                f'{self.unwanted:,} examples have "label" = false: if this marks unwanted '
+                "answers, remove them, because they are learnt"
             )
         if self.scored_texts:
             notes.append(
-                f'{self.scored_texts:,} texts have a "score" beside them, which is not learnt '
-                '(task.score_field = "score" learns to predict it, in place of the text)'
+                f'{self.scored_texts:,} texts have a "score", which is not used (task.score_field '
+                '= "score" predicts it instead of learning the text)'
             )
         if self.repeated_prompts:
             notes.append(
-                f'{self.repeated_prompts:,} pairs have their prompt in "{CHOSEN}" and "{REJECTED}" '
-                "once more, which is learnt so: leave it out of one of the two places"
+                f'{self.repeated_prompts:,} pairs repeat their prompt in "{CHOSEN}" and '
+                f'"{REJECTED}", so the model sees it twice: remove it there or from the prompt'
             )
         return [*notes, *left_out]
 
     def _renamed(self, row: FileRow) -> FileRow:
-        """Return a row with its fields by the form's names, too."""
+        """Return a row that has its fields also under the form's names."""
         for name, column in self.fields.items():
             if column not in row.values:
                 raise RecipeError(
-                    f'{row.place}: no "{column}", which task.fields takes for "{name}"'
+                    f'{row.place}: no "{column}", which task.fields names for "{name}"'
                 )
         values = {name: row.values[column] for name, column in self.fields.items()}
         classes = {
@@ -389,16 +391,16 @@ class FormReader:
         )
 
     def _forms_for(self, row: FileRow) -> tuple[Form, ...]:
-        """Return the forms that a row may have, by its fields."""
+        """Return the forms that are possible for a row's fields."""
         if are_preferences(row.values) and not LANGUAGE_FIELDS.intersection(self.fields):
             return (PREFERENCES,)
-        if "text_pair" in row.values:  # it is no text that stands alone
+        if "text_pair" in row.values:  # then the row's text is not a text by itself
             return tuple(form for form in FORMS if form is not TEXT and form.fits(row))
         return FORMS
 
     def _form_of(self, row: FileRow) -> Form:
-        """Return the first form that the row has, or else the first of which it has the leading
-        field.
+        """Return the first form whose fields the row has; if there is none, the first whose first
+        field it has.
         """
         if self.style.score_field is not None:
             self.form = SCORED
@@ -412,7 +414,10 @@ class FormReader:
             known_forms = "; ".join(form.fields for form in (*FORMS, PREFERENCES))
             row_fields = show_text(", ".join(row.values)) or "no field"
             raise RecipeError(
-                f"{row.place}: it has {row_fields}, which is none of the known forms: {known_forms}"
+                (
+                    f"{row.place}: its fields ({row_fields}) are not one of the known forms: "
+                    f"{known_forms}"
+                )
                 + suggest_fields(row.values)
             )
         if whole not in (None, self.form):
@@ -420,7 +425,7 @@ class FormReader:
                 f"{row.place}: it has {whole.fields}, but {self.first} has {self.form.fields}; "
                 "all lines must have the same form"
             )
-        # for a row that lacks a field, too: reading it names the field
+        # also for a row that lacks a field, because reading it will name the field
         return self.form
 
 
@@ -429,17 +434,17 @@ def examples_in(
     labels: Sequence[str] = (),
     score_field: str | None = None,
 ) -> tuple[dict[str, list[Any]], list[str]]:
-    """Return the examples of rows in memory, by the names of what holds them, and lines about what
-    was left out.
+    """Return the examples of rows in memory, by the names of their sets, and notes about what was
+    left out.
 
     Args:
-        sets: rows: dicts (of a `datasets.Dataset`, say) of one of the `FORMS`, or texts, all of
-            which is learnt. What is an example already stays as it is.
-        labels: those that a text may have, in their order; none: those that are seen.
-        score_field: what holds the number that is to be predicted of each text; None: none is.
+        sets: rows by the name of their set. A row is a dict in one of the `FORMS`, or a text, which
+            is learnt in full. Rows that are examples already are kept as they are.
+        labels: the labels that a text may have, in order; empty: those found in the rows.
+        score_field: the field with the number to predict; None: no number is predicted.
 
     Raises:
-        RecipeError: a row is malformed, or of another form than the others.
+        RecipeError: a row is malformed, or has another form than the others.
     """
     reader = FormReader(Style(labels=tuple(labels), score_field=score_field), {})
     examples, lines = dict[str, list[Any]](), dict[str, list[SourceLine]]()
@@ -465,9 +470,9 @@ def examples_in(
 def find_repeats(
     training: Sequence[SourceLine], held_out: Sequence[SourceLine], description: str
 ) -> list[str]:
-    """Return a line about the held-out examples that are in the training data, too.
+    """Return a note about held-out examples that the training data also has.
 
-    Whitespace makes no difference.
+    Differences in whitespace are ignored.
     """
     training_lines: Mapping[tuple[str, ...], str] = {
         _content(line.example): line.row.place for line in reversed(training)
@@ -486,8 +491,8 @@ def find_repeats(
     if len(repeats) > SHOWN:
         rest = f"; and {len(repeats) - SHOWN:,} more"
     return [
-        f"{len(repeats):,} of {len(held_out):,} {description} examples are in the training data, "
-        f"too: {places}{rest}"
+        f"{len(repeats):,} of {len(held_out):,} {description} examples are also in the training "
+        f"data: {places}{rest}"
     ]
 
 
@@ -507,24 +512,22 @@ def _content(example: Example | Choice | Preference | Score) -> tuple[str, ...]:
 def add_all_labels(
     parts: Sequence[Sequence[SourceLine]], labels_given: Sequence[str]
 ) -> list[list[SourceLine]]:
-    """Return texts to label with all labels as options.
+    """Return the lines with all labels as options.
 
     Args:
-        parts: all lines, each with its own label as the only option.
-        labels_given: the labels that the recipe names; none: those that the data set declares, in
-            its order, or else those that are seen, sorted.
+        parts: lines in several parts, each line with its own label as the only option.
+        labels_given: the recipe's labels; empty: those that the data set declares, in its order, or
+            the labels found in the lines, sorted.
 
     Raises:
-        RecipeError: there are fewer than two labels.
+        RecipeError: fewer than two different labels.
     """
     lines = list(chain.from_iterable(parts))
     labels = tuple(f" {label}" for label in labels_given or declared_labels(lines)) or tuple(
         sorted({line.example.options[0] for line in lines})
     )
     if len(labels) < 2 and lines:
-        problem = (
-            f"all labels are {labels[0].strip()!r}; there must be two at least to choose among"
-        )
+        problem = f"all labels are {labels[0].strip()!r}; at least two different labels are needed"
         raise RecipeError(f"{lines[0].row.place}: {problem}")
 
     def add_options(line: SourceLine) -> SourceLine:
@@ -539,7 +542,7 @@ def add_all_labels(
 
 
 def declared_labels(lines: Iterable[SourceLine]) -> tuple[str, ...]:
-    """Return the class names that a data set declares for its labels; none if parts differ."""
+    """Return the class names that a data set declares for its labels; empty if its parts differ."""
     declared = {line.row.class_names.get("label", ()) for line in lines}
     if len(declared) == 1:
         return declared.pop()

@@ -1,4 +1,4 @@
-"""Suggests what to write into `task.fields` for rows of no known form."""
+"""Suggests a value of `task.fields` for rows in no known form."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import Any
 
 from fedseed.text import show_text
 
-# names that published data sets have for what is asked and what is answered, the likeliest first
+# field names in published data sets for the question and for the answer, likeliest first
 ASKED = (
     *("question", "query", "instruction", "input", "problem", "prompt", "article", "document"),
     *("source", "context", "human", "user"),
@@ -29,32 +29,33 @@ TEXTS = (
 )
 LABELS = ("label", "labels", "class", "category", "sentiment", "intent", "target", "score")
 CHOSEN, REJECTED = "chosen", "rejected"
-PAIRS = ("sentence2", "text2", "hypothesis", "text_b", "second")  # names of second texts
-# names of what identifies or places a row
+# names of fields with a second text
+PAIRS = ("sentence2", "text2", "hypothesis", "text_b", "second")
+# names of fields that identify or locate a row
 IDENTIFIER = re.compile(
     r"(^|[_-])(id|idx|index|uuid|guid|key|url|split|date|timestamp)$|^(id|idx)_"
 )
-# a number with a decimal point, as tables write it
+# a number with a decimal point, as text in a table
 FRACTION = re.compile(r"[-+]?(\d+[.,]\d*|[.,]\d+)([eE][-+]?\d+)?")
 
 
 def suggest_fields(values: Mapping[str, Any]) -> str:
-    """Return the end of a message: what to do with a row of no known form.
+    """Return the end of a message with advice for a row in no known form.
 
     Args:
         values: the row's values by field.
 
     Returns:
-        Text that begins with "; ", or nothing where nothing can be suggested.
+        Text that begins with "; ", or "" if there is no suggestion.
     """
     if are_preferences(values):
         prompt_field = likely_prompt(values)
         if prompt_field not in (None, "prompt"):
             pairs = _pairs({"prompt": prompt_field})
-            return f"; say which field is what, such as task.fields = {{{pairs}}}"
+            return f"; map the fields, such as with task.fields = {{{pairs}}}"
         return (
-            f'; "{CHOSEN}" and "{REJECTED}" are preferences: each a text or a list of messages, '
-            'beside a "prompt" or with a common beginning'
+            f'; "{CHOSEN}" and "{REJECTED}" look like preferences: each must be a text or a list '
+            'of messages, with a "prompt" field or with a common beginning'
         )
     score = likely_score(values)
     if score:
@@ -63,12 +64,12 @@ def suggest_fields(values: Mapping[str, Any]) -> str:
         if fields:
             renamed = f"task.fields = {{{_pairs(fields)}}} and "
         return (
-            f"; to predict a number of each text, {renamed}task.score_field = "
+            f"; to predict a number from each text, set {renamed}task.score_field = "
             f"{json.dumps(show_text(score))}"
         )
     fields = likely_fields(values)
     if fields:
-        return f"; say which field is what, such as task.fields = {{{_pairs(fields)}}}"
+        return f"; map the fields, such as with task.fields = {{{_pairs(fields)}}}"
     return ""
 
 
@@ -77,7 +78,7 @@ def _pairs(fields: Mapping[str, str]) -> str:
 
 
 def likely_prompt(values: Mapping[str, Any]) -> str | None:
-    """Return the field of a row that may hold the prompt; None if none seems to."""
+    """Return the field of a row that may hold the prompt; None if no field seems to."""
     return _first_of(ASKED, [name for name, value in values.items() if isinstance(value, str)])
 
 
@@ -88,15 +89,15 @@ def likely_score(values: Mapping[str, Any]) -> str | None:
 
 
 def is_fraction(value: Any) -> bool:
-    """Return whether a value is a number with a fraction, or the text of one."""
+    """Return whether a value is a number with a fraction, or a text with such a number."""
     if isinstance(value, str):
         return FRACTION.fullmatch(value.strip()) is not None
     return isinstance(value, float)
 
 
 def _names_of_texts(values: Mapping[str, Any], score: str) -> dict[str, str]:
-    """Return a scored row's names for its text, or both of its texts, where they differ from the
-    usual ones.
+    """Return the field names of a scored row's text, or of both texts, if they differ from the
+    usual names.
     """
     texts = [
         name
@@ -111,12 +112,12 @@ def _names_of_texts(values: Mapping[str, Any], score: str) -> dict[str, str]:
 
 
 def are_preferences(values: Mapping[str, Any]) -> bool:
-    """Return whether a row has an answer that was preferred to another."""
+    """Return whether a row has a preferred and a rejected answer."""
     return CHOSEN in values and REJECTED in values
 
 
 def likely_fields(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fields of a row that may be those of a form, by the form's names."""
+    """Return the fields of a row that may stand for a form's fields, by the form's names."""
     usable = [name for name, value in values.items() if not _identifies(name, value)]
     chats = [name for name in usable if _is_chat(values[name])]
     if chats:
@@ -143,14 +144,14 @@ def likely_fields(values: Mapping[str, Any]) -> dict[str, str]:
 def _pair_texts(
     texts: Sequence[str], prompt_field: str | None, answered: str | None
 ) -> dict[str, str]:
-    """Return two text fields of a row as prompt and answer, where one of them may be known."""
+    """Return two text fields of a row as prompt and answer; one of them may be known already."""
     first = prompt_field or next(name for name in texts if name != answered)
     second = answered or next(name for name in texts if name != first)
     return {"prompt": first, "completion": second}
 
 
 def _identifies(name: str, value: Any) -> bool:
-    """Return whether a field identifies the row, or is empty."""
+    """Return whether a field is empty or only identifies the row."""
     return value is None or IDENTIFIER.search(name.lower()) is not None
 
 
@@ -163,6 +164,6 @@ def _is_chat(value: Any) -> bool:
 
 
 def _first_of(candidates: Sequence[str], names: Sequence[str]) -> str | None:
-    """Return the name that comes first among the known ones, whatever its case."""
+    """Return the name that is first in the list of known names, ignoring case."""
     lower = {name.lower(): name for name in reversed(names)}
     return next((lower[name] for name in candidates if name in lower), None)

@@ -1,11 +1,11 @@
-"""Data sets of instructions: Dolly-15k, Alpaca, CodeAlpaca and GSM8K, from their files or the hub,
-in Alpaca's prompt.
+"""Instruction data sets Dolly-15k, Alpaca, CodeAlpaca and GSM8K, from their files or the hub, in
+Alpaca's prompt.
 
-Dolly-15k (Conover et al., 2023), by the published protocol (Qin et al., ICML 2024, Section 5.1 and
-Appendix G.1, and its code): the last category in alphabetical order, summarization, is evaluated
-on; the other seven are dealt to 200 clients by Dirichlet(alpha) over the category, alpha = 0.5 or
-5.0, until each has ten examples. The published code also gives nothing more to a client that has
-its mean share; the paper does not say so, and it is not done here.
+Dolly-15k (Conover et al., 2023) follows the published protocol (Qin et al., ICML 2024, Section 5.1
+and Appendix G.1, and its code). The last category in alphabetical order, summarization, is for
+evaluation. The other seven are dealt to 200 clients by Dirichlet(alpha) over the category, with
+alpha = 0.5 or 5.0, so that each client has at least ten examples. The published code also caps a
+client's share at the mean; the paper does not mention this, and it is not done here.
 
 Alpaca (Taori et al., 2023) has 52,002 rows without labels. CodeAlpaca (Chaudhary, 2023) has the
 form that federated papers use (rosetta_alpaca.json): a row's `input` is the programming language
@@ -14,9 +14,9 @@ Appendix C.1.2) leave X86-64 Assembly out, of which there is little; Ferret hold
 each of the other nine languages a client. No-break spaces are taken away, as FederatedScope does,
 which FedMeZO's data comes from.
 
-GSM8K (Cobbe et al., 2021): FedMeZO and Ferret deal the train file to three clients at random and
-evaluate on the test
-file. Scores: Rouge-L, as Ferret reports it, and how often the final number is right.
+For GSM8K (Cobbe et al., 2021), FedMeZO and Ferret deal the train file to three clients at random,
+and evaluate on the test file. The scores are Rouge-L, as in Ferret, and how often the final number
+is right.
 """
 
 from abc import abstractmethod
@@ -35,26 +35,26 @@ from fedseed.tasks.metrics import last_number
 from fedseed.tasks.partition import IID, AnyPartition, ByField, Dirichlet, Quantity
 from fedseed.tasks.prompts import alpaca_prompt
 
-# separates the draw of held-out examples from that of a partition
+# another draw than the partition's, for held-out examples
 HELD_OUT = 1
 LEFT_OUT = "X86-64 Assembly"
 LANGUAGES = ("C", "C#", "C++", "Go", "Java", "PHP", "Pascal", "Python", "Scala")
 
 
 class InstructionData(DealtTask):
-    """Settings that these tasks share: those of `DealtTask`, and what is drawn.
+    """Settings that these tasks have in common: those of `DealtTask`, and the sizes of the sets.
 
     Args:
-        path: the data set's file, a folder with it, or its name on the Hugging Face hub.
-        examples: training examples of all clients together, drawn at random; None: all that are not
-            held out.
-        held_out: share of the examples that the run reports on; without effect if the data set has
-            a test part.
-        evaluation: at most so many held-out examples are evaluated on; None: all.
-        validation: share of the other examples that no client gets, to choose settings on.
+        path: the data set's file, the folder that has it, or its name on the Hugging Face hub.
+        examples: number of training examples of all clients together, drawn at random; None: all
+            that are not held out.
+        held_out: share of the examples that are held out to evaluate on; not used if the data set
+            has a test part.
+        evaluation: the most held-out examples to evaluate on; None: all.
+        validation: share of the other examples that no client gets, for choosing settings.
     """
 
-    # what `path` may be and where the data set comes from
+    # what `path` may be, and the data set's source
     hint: ClassVar[str]
     fields: ClassVar[tuple[str, ...]] = ()
     default_clients: ClassVar[int] = 3
@@ -67,9 +67,10 @@ class InstructionData(DealtTask):
 
     @abstractmethod
     def read_rows(self) -> tuple[list[Labelled], list[Labelled] | None, list[str]]:
-        """Return the rows, those of a test part (None: `held_out` sets their number), and note.
+        """Return the rows, the rows of the test part (None: there is none, so `held_out` applies),
+        and notes.
 
-        Raises as `load`.
+        Raises the errors of `load`.
         """
 
     def parts(self) -> tuple[Sequence[Labelled], TaskData]:
@@ -107,7 +108,7 @@ class InstructionData(DealtTask):
     ) -> list[FileRow]:
         """Return the rows of the data set, or of a part.
 
-        Its file has one of these names, the others are the hub's.
+        `names` are the possible names of its file; `config` and `split` are the hub's.
         """
         place = Path(self.path).expanduser()
         if split == "test" and place.is_file():
@@ -118,7 +119,8 @@ class InstructionData(DealtTask):
             return read_records(file)
         if place.is_dir() and not any(place.rglob("*.parquet")):
             raise RecipeError(
-                f'task.path = "{self.path}": the folder has no {" or ".join(names)}; {self.hint}'
+                f'task.path = "{self.path}": the folder does not have {" or ".join(names)}; '
+                f"{self.hint}"
             )
         return sound_rows(hub_rows(self.path, split, config, self.hint))
 
@@ -127,16 +129,16 @@ class DollyTask(InstructionData):
     """Settings of the "dolly-15k" task: those of `InstructionData` and two more.
 
     Args:
-        prompt: Alpaca's template, which mentions no input for an instruction without context
-            ("alpaca"), or as FedKSeed's and Ferret's papers fill it, with one opening for both
-            (FedKSeed, Table 6; "paper").
-        test_category: which category is evaluated on and no client holds: "last" in alphabetical
-            order, a category's name, or "none" (then `held_out` of all examples).
+        prompt: "alpaca": Alpaca's template, whose opening mentions an input only if there is a
+            context. "paper": as in FedKSeed's and Ferret's papers, the same opening with and
+            without context (FedKSeed, Table 6).
+        test_category: the category to evaluate on, which no client gets: "last" in alphabetical
+            order, a category's name, or "none" (then `held_out` applies to all examples).
     """
 
     name: Literal["dolly-15k"] = "dolly-15k"
     about: ClassVar[str] = (
-        "Dolly-15k, seven categories for 200 clients by Dirichlet, the eighth to evaluate on"
+        "Dolly-15k, seven categories for 200 clients by Dirichlet, the eighth for evaluation"
     )
     hint: ClassVar[str] = (
         "give databricks-dolly-15k.jsonl or the folder that holds it "
@@ -161,8 +163,8 @@ class DollyTask(InstructionData):
             held_out = self.test_category
         if held_out not in categories:
             raise RecipeError(
-                f'task.test_category = "{self.test_category}": the data has '
-                f'{", ".join(categories)}; or "last", "none"'
+                f'task.test_category = "{self.test_category}": give one of '
+                f'{", ".join(categories)}, "last" or "none"'
             )
         rest = [row for row in rows if row.label != held_out]
         return (
@@ -181,7 +183,7 @@ class DollyTask(InstructionData):
 class AlpacaTask(InstructionData):
     """Settings of the "alpaca" task: those of `InstructionData`.
 
-    The papers name no test part; 1% is held out.
+    The papers do not define a test part; 1% is held out.
     """
 
     name: Literal["alpaca"] = "alpaca"
@@ -206,7 +208,9 @@ class CodeAlpacaTask(InstructionData):
     """Settings of the "code-alpaca" task: those of `InstructionData`."""
 
     name: Literal["code-alpaca"] = "code-alpaca"
-    about: ClassVar[str] = "CodeAlpaca, each of nine programming languages a client, 10% held out"
+    about: ClassVar[str] = (
+        "CodeAlpaca, one client for each of nine programming languages, 10% held out"
+    )
     hint: ClassVar[str] = (
         "give rosetta_alpaca.json or its folder (github.com/sahil280114/codealpaca, folder data)"
     )
@@ -233,17 +237,17 @@ class CodeAlpacaTask(InstructionData):
             return str(language)
         if not isinstance(self.partition, IID | Quantity):
             raise RecipeError(
-                f'{row.place}: "input" = {language!r}: one of {", ".join(LANGUAGES)} is expected, '
-                f'for task.partition.kind = "{self.partition.kind}" deals by language; "iid" and '
-                '"quantity" do without'
+                f'{row.place}: "input" = {language!r}: expected one of {", ".join(LANGUAGES)}, '
+                f'because task.partition.kind = "{self.partition.kind}" deals by language; "iid" '
+                'and "quantity" do not need it'
             )
-        return ""  # the larger CodeAlpaca has other inputs
+        return ""  # in the larger CodeAlpaca `input` is not a language
 
 
 class GSM8KTask(InstructionData):
     """Settings of the "gsm8k" task: those of `InstructionData`.
 
-    If `path` is a file, test.jsonl lies beside it.
+    If `path` is a file, test.jsonl must be in the same folder.
     """
 
     name: Literal["gsm8k"] = "gsm8k"
@@ -268,7 +272,7 @@ class GSM8KTask(InstructionData):
 
 
 def _alpaca_example(row: FileRow, unwanted: str = "") -> Example:
-    """Return a row in Alpaca's template, with something taken out of instruction and output."""
+    """Return a row in Alpaca's template; `unwanted` is removed from instruction and output."""
     instruction, output = (
         row.field(name, str).replace(unwanted, "") for name in ("instruction", "output")
     )

@@ -1,4 +1,4 @@
-"""The project's own many-task instruction set, dealt to clients family by family."""
+"""fedseed's own generated instruction data with many task families, dealt to clients by family."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -23,30 +23,29 @@ class InstructionsTask(Task):
     """Settings of the "instructions" task.
 
     Args:
-        clients: data holders; the train families are dealt to them in a random order that `seed`
-            decides.
-        families: names of the families that are dealt, of whatever group; by default all train
-            families.
-        prompt: what instances are put into: "short", as the base was trained with, or "question"
+        clients: number of clients. They get the train families in a random order, which depends on
+            `seed`.
+        families: names of the families to deal, from any group; default: all train families.
+        prompt: form of the prompt: "short", which the base was trained with, or "question"
             ("Question: ...", "Answer:"), which it has never seen.
-        families_per_client: how many families each gets (1: one task a client).
-        partition: deal the examples of these clients x families_per_client families otherwise:
-            {kind = "iid"}, {kind = "dirichlet", alpha = 0.5} by family, {kind = "quantity"}. What
-            is evaluated on stays the same.
-        examples: training instances of each family.
-        evaluation: held-out instances of each family that the clients hold; the run's main metrics.
-        unseen: instances of each family that no client holds and the base never met as
-            instructions.
-        validation: further held-out instances of each family that the clients hold, to choose
-            settings on.
-        evaluate_on: "test", or "validation" while choosing settings (the unseen families are left
-            out then).
-        seed: draws instances and deals families; apart from the run's seed, so that runs share
-            their data.
+        families_per_client: number of families for each client (1: each client has one task).
+        partition: deal the examples of these clients x families_per_client families in another way:
+            {kind = "iid"}, {kind = "dirichlet", alpha = 0.5} by family, or {kind = "quantity"}. The
+            evaluation sets stay the same.
+        examples: number of training instances of each family.
+        evaluation: number of held-out instances of each family that clients have; the run's main
+            metrics.
+        unseen: number of instances of each family that no client has and that the base has never
+            seen as instructions.
+        validation: number of further held-out instances of each family that clients have, for
+            choosing settings.
+        evaluate_on: "test", or "validation" while choosing settings (without the unseen families).
+        seed: seed for drawing instances and dealing families. It is separate from the run's seed,
+            so that runs with different seeds have the same data.
     """
 
     name: Literal["instructions"] = "instructions"
-    about: ClassVar[str] = f"the project's own generated instruction families ({_COUNTS})"
+    about: ClassVar[str] = f"fedseed's own generated instruction families ({_COUNTS})"
 
     clients: PositiveInt = 20
     families_per_client: PositiveInt = 2
@@ -69,13 +68,13 @@ class InstructionsTask(Task):
         if family_count > len(train):
             raise RecipeError(
                 f"task.clients = {self.clients} with families_per_client = "
-                f"{self.families_per_client}: {family_count} families are needed, there are "
-                f"{len(train)}"
+                f"{self.families_per_client}: {family_count} families are needed, but there are "
+                f"only {len(train)}"
             )
         dealt_families = [
             train[i] for i in permutation(self.seed, Domain.PARTITION, len(train))[:family_count]
         ]
-        # the test's come first, and stay whatever else is asked for
+        # test instances are drawn first, so that other settings do not change them
         begin = self.evaluation + self.validation
         try:
             instances_by_family = [
@@ -117,9 +116,9 @@ class InstructionsTask(Task):
         ]
 
     def _families(self) -> list[Family]:
-        """Return the families of examples to deal.
+        """Return the families to deal.
 
-        Raises RecipeError: a name is not that of a family, or stands there twice.
+        Raises RecipeError if a name is not a family's or occurs twice.
         """
         if self.families is None:
             return families("train")

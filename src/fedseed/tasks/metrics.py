@@ -14,8 +14,9 @@ from fedseed.registry import Registry
 
 Score = Callable[[Sequence[str], Sequence[Sequence[str]]], float]
 
-# SINGLE matches a letter of a script written without spaces, with the marks on it; WORD a word of
-# another script than Latin (Common has symbols that are letters to Unicode, but of no language)
+# SINGLE matches a letter, with its marks, of a script without spaces between words. WORD matches a
+# word of any script but Latin. (Unicode lists symbols as letters of the script Common, which
+# belongs to no language.)
 UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
 LETTER = (
     rf"[\p{{L}}\p{{Nd}}--[\p{{Latin}}\p{{ASCII}}{UNSPACED}]--[[\p{{L}}--\u0640]&&\p{{Common}}]]"
@@ -23,23 +24,25 @@ LETTER = (
 SINGLE = rf"(?V1)[[\p{{L}}\p{{Nd}}]&&{UNSPACED}][\p{{M}}\u30fc]*"
 WORD = rf"{LETTER}[{LETTER}\p{{M}}]*"
 LATIN = r"[[\p{Latin}\p{ASCII}]&&[\p{L}\p{Nd}]]"
-LATIN_WORD = rf"{LATIN}[{LATIN}\p{{M}}]*"  # with its accents
-# a share of words with accents from which a text is in a language that has them: English has less
+LATIN_WORD = rf"{LATIN}[{LATIN}\p{{M}}]*"  # with accents
+# from this share of words with accents on, a text is taken to be in a language with accents;
+# English has fewer
 ACCENTED_SHARE = 0.01
-# punctuation of other scripts; Latin text has that of Latin-1, General and Supplemental Punctuation
+# punctuation of other scripts; for Latin text, that of Latin-1, General and Supplemental
+# Punctuation
 MARKS = r"(?V1)[\p{P}--[\u0000-\u00ff\u2000-\u206f\u2e00-\u2e7f]]"
 
 
 def rouge_l(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    """Return the mean Rouge-L F-measure to the first answers times 100, from the `rouge-score`
-    package (no stemming).
+    """Return 100 times the mean Rouge-L F-measure against the first answer of each example, from
+    the `rouge-score` package (no stemming).
 
-    Its own tokenizer keeps a-z and 0-9 and nothing else, so that a right answer in Greek or Chinese
-    would score 0, and "Bäder" would be "Böder". `RougeTokens` gives the same tokens for ASCII text;
-    `keeps_accents` decides about accents by all answers. Arguments and errors are
-    `exact_match`'s.
+    The package's own tokenizer keeps only a-z and 0-9, so a right answer in Greek or Chinese would
+    score 0, and "Bäder" would equal "Böder". `RougeTokens` gives the same tokens for ASCII text.
+    `keeps_accents` decides from all answers whether accents count. Arguments and errors are those
+    of `exact_match`.
     """
-    from rouge_score.rouge_scorer import RougeScorer  # takes a second to import
+    from rouge_score.rouge_scorer import RougeScorer  # imported here because it takes a second
 
     pairs = _pairs(predictions, answers)
     accents = keeps_accents([rights[0] for _, rights in pairs])
@@ -50,12 +53,12 @@ def rouge_l(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> flo
 
 
 class RougeTokens:
-    """Makes the tokens that `rouge-score` counts: its default ones, and those of scripts that the
-    default drops.
+    """Makes the tokens for `rouge-score`: its default tokens, and those of scripts that the default
+    drops.
 
     Args:
-        accents: whether words in Latin letters keep letters beyond a-z, such as ä, é, ş; otherwise
-            they are cut there, as by the package.
+        accents: whether words in Latin letters keep letters beyond a-z, such as ä, é, ş. If not,
+            words are cut at such letters, as in the package.
     """
 
     def __init__(self, accents: bool = False) -> None:
@@ -64,18 +67,18 @@ class RougeTokens:
 
     def tokenize(self, text: str) -> list[str]:
         """Return the tokens of a text, in lower case."""
-        # comes with transformers; reading a recipe does not need it
+        # imported here because it comes with transformers, which reading a recipe does not need
         import regex
 
-        if self._accents:  # one letter may be written as two characters
+        if self._accents:  # because a letter with its accent may be two characters
             text = normalize("NFC", text)
         return regex.findall(f"{SINGLE}|{WORD}|{self._words}", text.lower())
 
 
 def keeps_accents(answers: Sequence[str]) -> bool:
-    """Return whether Rouge-L counts words with their accents: enough of the answers have some.
+    """Return whether Rouge-L counts accents: it does if enough words of the answers have some.
 
-    A few names in an English text do not change its scores.
+    So a few foreign names in an English text do not change its scores.
     """
     return share_of_accents(answers) >= ACCENTED_SHARE
 
@@ -97,12 +100,12 @@ def share_of_accents(texts: Sequence[str]) -> float:
 
 
 def f1(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    """Return the mean F1 of the words that a text shares with an answer, the best over the
-    answers, times 100.
+    """Return 100 times the mean F1 of the words that a text shares with an answer, the best over
+    its answers.
 
-    As in SQuAD's evaluation (Rajpurkar et al., 2016; where nothing is left of a text, 2018), texts
-    are `normalised`, words count as often as they occur, and two empty texts give 1. Arguments and
-    errors are `exact_match`'s.
+    This is SQuAD's evaluation (Rajpurkar et al., 2016, and 2018 for empty texts): texts are
+    `normalised`, words count as often as they occur, and two empty texts give 1. Arguments and
+    errors are those of `exact_match`.
     """
     return _percent(
         [_best_f1(prediction, rights) for prediction, rights in _pairs(predictions, answers)]
@@ -110,11 +113,11 @@ def f1(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
 
 
 def exact_match(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    """Return the percentage of texts equal to one of their answers, both `normalised`.
+    """Return the percentage of texts that equal one of their answers, both `normalised`.
 
     Args:
         predictions: generated texts.
-        answers: the right answers to each, at least one.
+        answers: the right answers to each text, at least one.
 
     Raises:
         ValueError: the lengths differ, an answer is missing, or there is nothing to score.
@@ -126,12 +129,12 @@ def exact_match(predictions: Sequence[str], answers: Sequence[Sequence[str]]) ->
 
 
 def macro_f1(predictions: Sequence[int], right: Sequence[int]) -> float:
-    """Return the mean of the classes' F1, in percent, over all classes that are right or were
-    found at least once.
+    """Return the mean F1 of the classes, in percent, over all classes that are right or predicted
+    at least once.
 
     Args:
-        predictions: the class that was found for each example.
-        right: the class of each example.
+        predictions: the predicted class of each example.
+        right: the right class of each example.
 
     Raises:
         ValueError: the lengths differ, or there is nothing to score.
@@ -149,11 +152,11 @@ def macro_f1(predictions: Sequence[int], right: Sequence[int]) -> float:
 
 
 def pearson(predicted: Sequence[float], right: Sequence[float]) -> float:
-    """Return Pearson's correlation of two rows of numbers, from -1 to 1.
+    """Return Pearson's correlation of two sequences of numbers, from -1 to 1.
 
     Args:
-        predicted: the predictions; where they are all the same the correlation is 0.
-        right: what is right.
+        predicted: the predictions. If they are all equal, the correlation is 0.
+        right: the right numbers.
 
     Raises:
         ValueError: the lengths differ, or there are fewer than two.
@@ -173,15 +176,16 @@ def pearson(predicted: Sequence[float], right: Sequence[float]) -> float:
 
 
 def spearman(predicted: Sequence[float], right: Sequence[float]) -> float:
-    """Return Spearman's correlation: Pearson's of the ranks, where equal numbers share a rank.
+    """Return Spearman's correlation: Pearson's correlation of the ranks. Equal numbers share their
+    mean rank.
 
-    Arguments and errors are `pearson`'s.
+    Arguments and errors are those of `pearson`.
     """
     return pearson(mean_ranks(predicted), mean_ranks(right))
 
 
 def mean_ranks(values: Sequence[float]) -> list[float]:
-    """Return the rank of each number, from 1; equal ones have the mean of theirs."""
+    """Return the rank of each number, from 1; equal numbers get their mean rank."""
     _, places, counts = np.unique(
         np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True
     )
@@ -194,8 +198,8 @@ def final_number(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -
     """Return the percentage of texts that end with the right number: GSM8K's exact match (Cobbe et
     al., 2021).
 
-    Arguments and errors are `exact_match`'s; an answer without a number (`last_number`) is an
-    error, too.
+    Arguments and errors are those of `exact_match`; an answer without a number (`last_number`) also
+    raises ValueError.
     """
     right = []
     for prediction, rights in _pairs(predictions, answers):
@@ -210,9 +214,9 @@ def normalised(text: str) -> str:
     """Return a text in lower case with single spaces, without punctuation and the articles a, an,
     the.
 
-    This is SQuAD's rule, which knows ASCII's punctuation only, as does this one for Latin text.
-    Other scripts' own punctuation is removed too, and characters of scripts without spaces become
-    words, so that an F1 means something.
+    This is SQuAD's rule for Latin text, which removes only ASCII punctuation. For other scripts
+    their own punctuation is removed as well, and each character of a script without spaces becomes
+    a word, so that F1 is meaningful.
     """
     text = re.sub(
         r"\b(a|an|the)\b", " ", "".join(c for c in text.lower() if c not in string.punctuation)
@@ -224,23 +228,22 @@ def normalised(text: str) -> str:
     return " ".join(text.split())
 
 
-# A sign counts only where nothing stands before it: "10-5" ends with 5. Digits may be of any
-# script.
+# A sign counts only at the beginning of a word: "10-5" ends with 5. Digits may be of any script.
 NUMBER = re.compile(
     r"(?:(?<![\w)])[-\u2212][$\u20ac\u00a3]?)?"
     r"(?:(?:\d{1,3}(?:[,\u00a0\u2009\u202f]\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 )
-# what stands between the digits of a number
+# separators between the digits of a number
 NO_DIGITS = re.compile("[,$\u00a0\u2009\u202f\u20ac\u00a3]")
 
 
 def last_number(text: str) -> Decimal | None:
-    """Return the number after the last "####"; without one, the text's last number.
+    """Return the number after the last "####", or the text's last number if there is no "####".
 
-    None without any.
+    None if there is no number.
 
-    Thousands may be set apart by commas, no-break or thin spaces: 1,234 and 1234 are the same, as
-    are 72 and 72.00.
+    Commas, no-break spaces or thin spaces may separate thousands: 1,234 equals 1234, and 72 equals
+    72.00.
     """
     _, marked, tail = text.rpartition("####")
     match = None
@@ -270,7 +273,7 @@ def _pairs(
     if len(predictions) != len(answers) or not answers:
         raise ValueError(f"{len(predictions)} predictions for {len(answers)} references")
     if not all(answers):
-        raise ValueError("there is a text without an answer")
+        raise ValueError("one of the texts has no answer")
     return list(zip(predictions, answers, strict=True))
 
 
@@ -278,7 +281,8 @@ def _percent(values: Sequence[float]) -> float:
     return 100.0 * sum(values) / len(values)
 
 
-# metric's name -> score in percent of (generated texts, the right answers to each: at least one)
+# name of a metric -> its score in percent, a function of (generated texts, right answers to each:
+# at least one)
 SCORES: dict[str, Score] = {
     "rouge_l": rouge_l,
     "f1": f1,
@@ -289,7 +293,9 @@ SCORES: dict[str, Score] = {
 
 def _check(thing: Any) -> None:
     if not callable(thing) or isinstance(thing, type):
-        raise TypeError(f"{thing!r} is no function of (generated texts, the right answers to each)")
+        raise TypeError(
+            f"{thing!r} is not a function of (generated texts, the right answers to each)"
+        )
 
 
 REGISTRY: Registry[Score] = Registry(

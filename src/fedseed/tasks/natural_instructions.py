@@ -1,12 +1,12 @@
-"""Natural Instructions v2.8, from its original folder: every train task is a client.
+"""Natural Instructions v2.8 from its original folder, with a client for each train task.
 
-    splits/default/train_tasks.txt, test_tasks.txt    a task's name per line
-    tasks/<name>.json                                 {"Definition": [text], "Instances": [{"input",
-    "output": [text]}]}
+    splits/default/train_tasks.txt, test_tasks.txt    one task name in each line
+    tasks/<name>.json                                 {"Definition": [text],
+                                                       "Instances": [{"input", "output": [text]}]}
 
-The defaults are those of FedKSeed (Qin et al., ICML 2024, Appendix G.1, and its code): first
-definition, first output, Alpaca's template, 20% of a train task's instances, of a test task's
-max(20, 2%). On the whole of v2.8 the papers count 738 clients and 119 test tasks.
+The defaults are those of FedKSeed (Qin et al., ICML 2024, Appendix G.1, and its code): the first
+definition, the first output, Alpaca's template, 20% of each train task's instances, and max(20, 2%)
+of each test task's. The papers count 738 clients and 119 test tasks in the whole of v2.8.
 """
 
 from collections import Counter
@@ -30,11 +30,11 @@ HINT = (
     "give the folder of Natural Instructions v2.8 (github.com/allenai/natural-instructions, tag "
     "v2.8), which holds splits/default and tasks"
 )
-# instances of a train task, of those short enough; tasks with fewer are left out
+# the least number of short enough instances of a train task; tasks with fewer are left out
 FEWEST = 20
-# the share of a test task that is evaluated on, and the least number of its instances
+# the share of a test task to evaluate on, and the least number of its instances
 TEST_FRACTION, TEST_INSTANCES = 0.02, 20
-# separates the draw of clients from those of instances
+# separate draws for clients and for instances
 WHICH_TASKS = (1 << 32) - 1
 
 
@@ -43,20 +43,21 @@ class NaturalInstructionsTask(Task):
 
     Args:
         path: the folder with the original files.
-        clients: train tasks that become clients, drawn at random; None: all of them (738 in the
+        clients: number of train tasks that become clients, drawn at random; None: all (738 in the
             papers).
-        max_input_chars: instances whose input has so many characters or more are left out, as in
-            the published code.
-        fraction: of a train task's instances, how much its client gets (at least one).
-        validation: share of each client's examples that it does not get, to choose settings on (one
-            at least, unless it is 0, as in the papers).
+        max_input_chars: instances whose input has at least this number of characters are left out,
+            as in the published code.
+        fraction: share of a train task's instances that its client gets (at least one instance).
+        validation: share of each client's examples that are set aside for choosing settings (at
+            least one, unless the share is 0, as in the papers).
         evaluate_on: "test", or "validation" while choosing settings.
-        seed: draws instances and clients; apart from the run's seed, so that runs share their data.
+        seed: seed for drawing instances and clients. It is separate from the run's seed, so that
+            runs with different seeds have the same data.
     """
 
     name: Literal["natural-instructions"] = "natural-instructions"
     about: ClassVar[str] = (
-        "Natural Instructions v2.8 from its original folder, each train task a client"
+        "Natural Instructions v2.8 from its original folder, one client for each train task"
     )
 
     path: str
@@ -73,14 +74,14 @@ class NaturalInstructionsTask(Task):
         test, about_test = self._split(folder, "test", 1, TEST_FRACTION, TEST_INSTANCES)
         if not train or not test:
             raise RecipeError(
-                f'task.path = "{self.path}": nothing is left of the data ({about_train}; '
-                f"{about_test})"
+                f'task.path = "{self.path}": no usable data is left ({about_train}; {about_test})'
             )
         notes = [about_train, about_test]
         if self.clients is not None:
             if self.clients > len(train):
                 raise RecipeError(
-                    f"task.clients = {self.clients}: there are {plural(len(train), 'train task')}"
+                    f"task.clients = {self.clients}: there is only data for "
+                    f"{plural(len(train), 'train task')}"
                 )
             notes.append(f"{plural(self.clients, 'client')} of {plural(len(train), 'train task')}")
             train = [
@@ -89,14 +90,14 @@ class NaturalInstructionsTask(Task):
             ]
         if self.evaluate_on == "validation" and not self.validation:
             raise RecipeError(
-                'task.evaluate_on = "validation": task.validation = 0 keeps no example for it'
+                'task.evaluate_on = "validation": task.validation = 0 leaves no examples for it'
             )
         clients, validation = [], []
         for name, examples in train:
             count = share_of(self.validation, len(examples))
             if count >= len(examples):
                 raise RecipeError(
-                    f"task.validation = {self.validation}: a client has no example left"
+                    f"task.validation = {self.validation}: this leaves a client without examples"
                 )
             validation += examples[:count]
             clients.append(ClientData(name, examples[count:], [name] * (len(examples) - count)))
@@ -108,16 +109,16 @@ class NaturalInstructionsTask(Task):
     def _split(
         self, folder: Path, split: str, fewest: int, fraction: float, at_least: int
     ) -> tuple[list[tuple[str, list[Example]]], str]:
-        """Return the instances drawn of each task with `fewest` short instances, and a line about
-        those left out.
+        """Draw instances of each task that has at least `fewest` short ones, and return them with a
+        note about what was left out.
         """
         path = folder / "splits" / "default" / f"{split}_tasks.txt"
         names = Counter(read_text(path, HINT).split())
         if not names:
-            raise RecipeError(f"{path}: it lists no task")
+            raise RecipeError(f"{path}: it does not list any task")
         name, times = names.most_common(1)[0]
         if times > 1:
-            raise RecipeError(f"{path}: {name} is listed {times} times")
+            raise RecipeError(f"{path}: it lists {name} {times} times")
         tasks, total, long = [], 0, 0
         for name in names:
             task = read_json(folder / "tasks" / f"{name}.json", "splits/default lists this task")
@@ -131,7 +132,8 @@ class NaturalInstructionsTask(Task):
             if len(short) < fewest:
                 continue
             count = min(len(short), max(at_least, int(fraction * len(short))))
-            # by the task's name: what is drawn of a task does not depend on which others are listed
+            # seeded by the task's name, so that the draw does not depend on which other tasks are
+            # listed
             sampled = sample(self.seed, Domain.PARTITION, len(short), count, crc32(name.encode()))
             tasks.append(
                 (
@@ -152,5 +154,5 @@ def _first(record: FileRow, name: str) -> str:
     """Return the first of a field's texts."""
     texts = record.field(name, list)
     if not texts or not isinstance(texts[0], str):
-        raise RecipeError(f'{record.place}: "{name}" must begin with a text')
+        raise RecipeError(f'{record.place}: "{name}" must be a list that begins with a text')
     return texts[0]

@@ -1,7 +1,8 @@
-"""The user's own data: a folder with a file or a folder per client, or one file and a partitioner.
+"""The user's own data: a folder with a file or a folder for each client, or one file and a
+partition.
 
-`forms` has what a row may look like, `files` how it is read; here rows are found, held out and
-dealt.
+`forms` recognises rows and `files` reads them; this module finds the files, holds out rows and
+deals them.
 """
 
 import unicodedata
@@ -55,10 +56,10 @@ from fedseed.tasks.partition import IID, AnyPartition, ByField
 from fedseed.text import listed
 
 DEFAULT_CLIENTS = 5
-SHOWN_NAMES = 8  # of clients, in a message
-# separates the draw of held-out examples from that of a partition
+SHOWN_NAMES = 8  # how many clients' names a message lists
+# another draw than the partition's, for held-out examples
 HELD_OUT = 1
-# .json is often something else's settings
+# not .json, which is often a settings file
 CLIENT_ENDINGS = tuple(ending for ending in ENDINGS if ending != ".json")
 HINT = (
     "give a folder with a file (.jsonl, .csv, .tsv or .parquet) or a folder for each client, one "
@@ -67,56 +68,61 @@ HINT = (
 
 
 class Party(NamedTuple):
-    """A data holder."""
+    """A data holder and its files."""
 
     name: str
     places: Sequence[Path]  # its files or data sets, in order
-    number: int  # draws what it holds out
+    number: int  # seeds the draw of its held-out examples
 
 
 class FilesTask(Task):
     """Settings of the "files" task.
 
     Args:
-        path: a folder with a file (.jsonl, .csv, .tsv, .parquet) or a folder for each client, which
-            has its name; or one such file, a data set saved by `datasets`, or one's name on the
-            hub, dealt out. Left out where each client names its own data over a network.
-        split: of a data set with several parts: the one to take.
-        config: of a data set on the hub with several configurations: the one to take.
-        clients: of one file: data holders; None: 5, or as many as `partition.field` has values.
-        partition: of one file: how it is dealt; default: at random.
-        label_field: of one file: the field that "dirichlet" deals by; None: "label" of texts to
-            label.
-        labels: of texts to label: all labels, in the order of the options; None: those that are
-            seen, sorted.
-        score_field: the field with the number that is to be predicted of each text (regression);
-            None: no number is predicted.
-        beta: of preferences: how strongly the model is held to its base; None: 0.1.
-        fields: what a form's fields are called in the data, such as { prompt = "question",
-            completion = "answer" }.
-        template: what instructions are put into: "alpaca", or "short", which the small base was
-            trained with; or "chat": prompts and instructions are asked by a user, and chat_template
-            says how that is written.
-        chat_template: how chats are written. None: by the tokenizer's own chat template, or plainly
-            where it has none. "own": by the tokenizer's. "plain": "User: ...", "Assistant: ...".
-            Else a file with a Jinja template.
-        chat_template_kwargs: what else a chat template is given, such as
-            { enable_thinking = false }; a row's own go before it.
-        loss_on: which answers of a chat are learnt: "all" or the "last". None: all, but of the
-            plain form the last.
-        evaluation: share of the examples that the run reports on: of each client's, or of the one
-            file's.
-        evaluation_file: a file of the same form in place of `evaluation`.
-        evaluation_split: a part of the same data set in place of `evaluation`.
-        validation: share of the examples that no client gets, to choose settings on.
+        path: a folder with a file (.jsonl, .csv, .tsv, .parquet) or a folder for each client, named
+            like the client; or one such file, a data set saved by `datasets`, or the name of one on
+            the hub, which is dealt to clients. Omit it if each client sets its own path, over a
+            network.
+        split: the part to read, if a data set has several.
+        config: the configuration to read, if a data set on the hub has several.
+        clients: number of clients, if `path` is one file; None: 5, or one for each value of
+            `partition.field`.
+        partition: how to deal examples, if `path` is one file; default: at random.
+        label_field: the field that "dirichlet" uses, if `path` is one file; None: "label", if the
+            rows have one.
+        labels: all labels, in the order of the classes, if the rows are texts with labels; None:
+            those found in the data, sorted.
+        score_field: the field with the number to predict from each text (regression); None: no
+            number is predicted.
+        beta: DPO's beta, for preferences: how strongly the loss keeps the model near its base;
+            None: 0.1.
+        fields: the data's names for a form's fields, such as { prompt = "question", completion =
+            "answer" }.
+        template: form of prompts: "alpaca"; "short", which the small base was trained with; or
+            "chat", which makes prompts and instructions a user's message, written by chat_template.
+        chat_template: how chats are written. None: by the tokenizer's chat template, or as plain
+            text if it has none. "own": by the tokenizer's. "plain": as plain text, "User: ...",
+            "Assistant: ...". Any other value: a file with a Jinja template.
+        chat_template_kwargs: further arguments for the chat template, such as { enable_thinking =
+            false }. A row's own arguments take precedence.
+        loss_on: which answers of a chat are learnt: "all" or the "last". None: all, but only the
+            last in plain text.
+        evaluation: share of the examples that are held out to evaluate on, from each client's data
+            or from the one file.
+        evaluation_file: a file of the same form to evaluate on, in place of `evaluation`.
+        evaluation_split: a part of the same data set to evaluate on, in place of `evaluation`.
+        validation: share of the examples that no client gets, for choosing settings.
         evaluate_on: "test", or "validation" while choosing settings.
-        on_bad_line: "stop" with all of them named, or "skip" them and say how many.
-        seed: draws and deals examples; apart from the run's seed, so that runs share their data.
+        on_bad_line: "stop" with an error that lists the bad lines, or "skip" them and report how
+            many.
+        seed: seed for drawing and dealing examples. It is separate from the run's seed, so that
+            runs with different seeds have the same data.
     """
 
     name: Literal["files"] = "files"
     about: ClassVar[str] = (
-        "your own data: a folder with a file or folder per client, or one file to deal out"
+        "your own data: a folder with a file or folder for each client, or one file to deal "
+        "to clients"
     )
     own_data: ClassVar[bool] = True
 
@@ -145,15 +151,15 @@ class FilesTask(Task):
     def load(self) -> TaskData:
         parties, aside = self._parties()
         data = self._held_out(self._load(parties))
-        note = f"left aside, for it is no client's: {', '.join(aside)}"
+        note = f"not used, because it is no client's data: {', '.join(aside)}"
         if aside:
             return replace(data, notes=(note, *data.notes))
         return data
 
     def client_names(self) -> list[str] | None:
-        """Return the files' (or folders') names in a folder.
+        """Return the names of the files or folders in a folder.
 
-        Of one file their numbers, or a field's values.
+        For one file, return numbered names; None if the names are a field's values.
         """
         names = [party.name for party in self._parties()[0]]
         if names[0]:
@@ -171,28 +177,30 @@ class FilesTask(Task):
             ).select_clients(names)
         needed = not self.evaluation_file or self.validation
         data = self._held_out(self._load(named_parties if needed else [], partly=True))
-        alone = f"evaluated on what {', '.join(sorted(names))} holds out, not the other clients"
+        alone = (
+            f"evaluated only on the held-out examples of {', '.join(sorted(names))}, not on the "
+            "other clients'"
+        )
         return replace(data, clients=(), notes=() if self.evaluation_file else (alone,))
 
     def load_party(self, name: str, number: int = 0) -> TaskData:
-        """Return all that `path` has as the data of one client, with what it holds out.
+        """Return everything at `path` as the data of one client, including the examples that it
+        holds out.
 
         Args:
-            name: what the client is called.
-            number: its number among the clients, which draws what it holds out.
+            name: the client's name.
+            number: the client's number, which seeds the draw of its held-out examples.
 
         Raises:
-            RecipeError: missing or malformed, with all bad lines named; or `labels` is not set and
-                must be.
+            RecipeError: the data is missing or malformed (the message lists the bad lines), or
+                `labels` is required but not set.
         """
         evaluation_path = None
         if self.evaluation_file:
             evaluation_path = Path(self.evaluation_file).expanduser().resolve()
         places = [path for path in _sources(self._place()) if path.resolve() != evaluation_path]
         if not places:
-            raise RecipeError(
-                f'task.path = "{self.path}": the folder has no file with data; {HINT}'
-            )
+            raise RecipeError(f'task.path = "{self.path}": the folder has no data file; {HINT}')
         return self._load([Party(name, places, number)], partly=True)
 
     @property
@@ -200,9 +208,10 @@ class FilesTask(Task):
         return not self.path
 
     def names_here(self) -> list[str] | None:
-        """Return the files' (or folders') names in a folder, if it lies here.
+        """Return the names of the files or folders in the folder on this machine; empty if `path`
+        is not here.
 
-        One file is the same everywhere.
+        None for one file, which is the same on every machine.
         """
         place = Path(self.path).expanduser()
         if self.path and place.is_dir() and not is_saved(place):
@@ -222,14 +231,14 @@ class FilesTask(Task):
     def load_own(self, name: str, own_data: OwnData, alone: bool = True) -> TaskData:
         file, changed = own_data.evaluation_file or self.evaluation_file, self.model_dump()
         changed["path"] = _own_place(str(own_data.path or self.path), name, alone, file)
-        # the client that is asked to evaluate opens the file
+        # the evaluation file is opened only by the client that is asked to evaluate
         if self.shares_evaluation:
             changed |= {"evaluation_file": None, "evaluation": 0.0}
         elif file is not None:
             changed["evaluation_file"] = str(file)
         elif own_data.evaluation is not None:
             changed["evaluation"] = own_data.evaluation
-        # what it holds out depends on its name, not on who else takes part
+        # the client's held-out examples depend on its name, not on which other clients take part
         data = FilesTask.model_validate(changed).load_party(name, zlib.crc32(name.encode()) >> 1)
         notes = [
             *data.notes,
@@ -249,29 +258,31 @@ class FilesTask(Task):
         return place
 
     def _place(self) -> Path:
-        """Return the place of the data."""
+        """Return the path of the data. Raises RecipeError if the settings do not fit it."""
         setting, place = f'task.path = "{self.path}"', Path(self.path).expanduser()
         problem = ""
         if self.evaluate_on == "validation" and not self.validation:
-            problem = 'task.evaluate_on = "validation": task.validation = 0 keeps no example for it'
+            problem = (
+                'task.evaluate_on = "validation": task.validation = 0 leaves no examples for it'
+            )
         elif self.evaluation_file and self.evaluation_split:
-            problem = "task.evaluation_file and task.evaluation_split: give one of them"
+            problem = "task.evaluation_file and task.evaluation_split: give only one of them"
         elif not self.path.strip():
-            problem = f"{setting}: it is empty; {HINT}, or, over a network, join --data"
+            problem = f"{setting}: it is empty; {HINT}; or, over a network, use join --data"
         elif not place.exists() and not is_hub_name(self.path):
             problem = f"{setting}: there is no such file or folder; {HINT}"
         elif self.evaluation_split and place.exists() and not is_saved(place):
             problem = (
-                f'task.evaluation_split = "{self.evaluation_split}": {setting} is no data set with '
-                "parts; give task.evaluation_file"
+                f'task.evaluation_split = "{self.evaluation_split}": {setting} is not a data set '
+                "with parts; use task.evaluation_file instead"
             )
         if problem:
             raise RecipeError(problem)
         return place
 
     def _parties(self) -> tuple[list[Party], list[str]]:
-        """Return the place of each party's data (one without a name is dealt), and the entries of
-        the folder that belong to nobody.
+        """Return the paths of each party's data (one party without a name, if the data is to be
+        dealt), and the folder's entries that belong to no party.
         """
         place = self._place()
         if not place.is_dir() or is_saved(place):
@@ -280,14 +291,14 @@ class FilesTask(Task):
         for name in ("clients", "partition", "label_field"):
             if getattr(self, name) is not None:
                 raise RecipeError(
-                    f"task.{name}: {setting} is a folder, and each file in it is a client; leave "
-                    "it out"
+                    f"task.{name}: {setting} is a folder in which each file is a client; remove "
+                    "this key"
                 )
         clients, aside = _clients_in(place, self.evaluation_file)
         if not clients:
             contents = ", ".join(sorted(file.name for file in place.iterdir())[:6]) or "nothing"
             raise RecipeError(
-                f"{setting}: the folder has no file for a client (it has {contents}); {HINT}"
+                f"{setting}: the folder has no client's file (it has {contents}); {HINT}"
             )
         return [Party(name, places, i) for i, (name, places) in enumerate(clients.items())], aside
 
@@ -297,7 +308,7 @@ class FilesTask(Task):
         )
 
     def _read_test(self, reader: FormReader) -> list[SourceLine]:
-        """Return the lines of the evaluation file, or split; none if the task has neither."""
+        """Return the lines of the evaluation file or split; empty if the task has neither."""
         if self.evaluation_file:
             return reader.read_rows(each_row(Path(self.evaluation_file).expanduser(), self.split))
         if self.evaluation_split:
@@ -308,28 +319,28 @@ class FilesTask(Task):
         """Raise RecipeError if the task's settings do not fit the form of its rows."""
         if self.beta is not None and form is not None and form != PREFERENCES:
             raise RecipeError(
-                f"task.beta = {self.beta:g}: it is for preferences, and the data has "
-                f"{form.fields}; leave it out"
+                f"task.beta = {self.beta:g}: beta is for preferences, but the data has "
+                f"{form.fields}; remove this key"
             )
         if form is LABELLED and partly and self.labels is None:
             raise RecipeError(
-                "task.labels: not set; name all labels, because no client opens the others' files "
-                "to find them"
+                "task.labels: not set; list all labels, because a client does not open other "
+                "clients' files to find them"
             )
 
     def _split_lines(
         self, party: Party, lines: Sequence[SourceLine]
     ) -> tuple[list[SourceLine], list[SourceLine], list[SourceLine]]:
-        """Return a party's lines for training, held-out tests and validation.
+        """Return a party's lines for training, for held-out tests and for validation.
 
-        Each share has at least one line, as long as one is left for training.
+        Each share has at least one line, provided that one is left for training.
 
-        Raises RecipeError: the party has no usable line.
+        Raises RecipeError if the party has no usable line.
         """
         spare = len(lines) - 1
         if spare < 0:
             raise RecipeError(
-                f"{', '.join(map(str, party.places))}: none of its examples has anything to answer"
+                f"{', '.join(map(str, party.places))}: none of its examples has an answer"
             )
         share = self.evaluation
         if self.evaluation_file or self.evaluation_split:
@@ -348,9 +359,9 @@ class FilesTask(Task):
     def _load(
         self, parties: Sequence[Party], with_evaluation_file: bool = True, partly: bool = False
     ) -> TaskData:
-        """Read parties' files; what has no name is dealt out.
+        """Read the parties' files. A party without a name is dealt to clients.
 
-        `partly`: without the files of all other clients.
+        `partly`: only some clients' files are read.
         """
         style = self._style()
         reader = FormReader(style, self.fields)
@@ -359,7 +370,7 @@ class FilesTask(Task):
         if with_evaluation_file:
             test = self._read_test(reader)
         if self.on_bad_line == "stop":
-            reader.check(' (task.on_bad_line = "skip" leaves them out)')
+            reader.check(' (task.on_bad_line = "skip" ignores them)')
         self._check_form(reader.form, partly)
         if reader.form is LABELLED:
             *lines, test = add_all_labels([*lines, test], self.labels or ())
@@ -396,31 +407,34 @@ class FilesTask(Task):
             {"": validation_examples if self.evaluate_on == "validation" else test_examples},
             validation_examples,
             tuple(notes),
-            # nothing is asked that could be answered, or an answer is not what is learnt
+            # texts and preferences have no answers to score, and a predicted number is not
+            # generated text
             scores=() if reader.form in (TEXT, PREFERENCES, SCORED) else TaskData.scores,
             chat_template=style.chat.template,
             beta=BETA if self.beta is None else self.beta,
         )
 
     def _objective_notes(self, reader: FormReader) -> list[str]:
-        """Return a line about what is learnt, where that is neither language nor a label."""
+        """Return a note on what is learnt, if it is neither language nor a label."""
         if reader.form is PREFERENCES:
             beta = BETA
             if self.beta is not None:
                 beta = self.beta
-            return [f"chosen answers are preferred to rejected ones: DPO, task.beta = {beta:g}"]
+            return [
+                f"the model learns to prefer chosen to rejected answers: DPO, task.beta = {beta:g}"
+            ]
         if reader.form is SCORED:
-            return [f'the number in "{self.score_field}" is predicted (regression)']
+            return [f'the model learns to predict the number in "{self.score_field}" (regression)']
         return []
 
     def _style(self) -> Style:
-        """Return the style in which rows become text."""
+        """Return how rows become text."""
         setting, template = self.chat_template, ""
         writing: Any = {None: "auto", "own": "own", "plain": "plain"}.get(setting, "given")
         if setting is not None and writing == "given":
             hint = (
-                f'task.chat_template = "{setting}": give "own", "plain" or a file with a Jinja '
-                "template"
+                f'task.chat_template = "{setting}": expected "own", "plain" or a file with a '
+                "Jinja template"
             )
             template = read_text(Path(setting).expanduser(), hint)
         arguments = self.chat_template_kwargs
@@ -428,7 +442,8 @@ class FilesTask(Task):
         chat = ChatStyle(writing, template, self.loss_on, arguments)
         if self.score_field is not None and self.labels is not None:
             raise RecipeError(
-                "task.score_field and task.labels: a number is predicted, or a label: give one"
+                "task.score_field and task.labels: a model predicts either a number or a "
+                "label: give only one of them"
             )
         return Style(self.template, chat, tuple(self.labels or ()), self.score_field)
 
@@ -439,15 +454,15 @@ class FilesTask(Task):
         return each_row(place, split)
 
     def _held_out(self, data: TaskData) -> TaskData:
-        """Return the same data if there is something to evaluate on.
+        """Return the data unchanged if it has something to evaluate on.
 
-        Raises RecipeError otherwise.
+        Raises RecipeError if it does not.
         """
         if not data.evaluation[""]:
             key = "validation" if self.evaluate_on == "validation" else "evaluation"
             raise RecipeError(
-                f'task.path = "{self.path}": nothing is held out to evaluate on; raise task.{key}, '
-                "or give task.evaluation_file"
+                f'task.path = "{self.path}": there are no held-out examples to evaluate on; raise '
+                f"task.{key}, or give task.evaluation_file"
             )
         return data
 
@@ -460,8 +475,8 @@ class FilesTask(Task):
             labels = [line.example.options[line.example.gold].strip() for line in lines]
         elif partition.kind == "dirichlet":
             raise RecipeError(
-                'task.partition.kind = "dirichlet": it deals by a label; name its field with '
-                "task.label_field"
+                'task.partition.kind = "dirichlet": this partition uses a label; name its field '
+                "in task.label_field"
             )
         else:
             labels = [""] * len(lines)
@@ -470,9 +485,9 @@ class FilesTask(Task):
 
 
 def _sources(place: Path) -> list[Path]:
-    """Return the files and saved data sets of a folder that is one client's, in order.
+    """Return the files and saved data sets in one client's folder, in order.
 
-    Else the place itself.
+    If `place` is not such a folder, return `place` itself.
     """
     if not place.is_dir() or is_saved(place):
         return [place]
@@ -484,8 +499,8 @@ def _sources(place: Path) -> list[Path]:
 def _clients_in(
     folder: Path, besides: str | Path | None
 ) -> tuple[dict[str, list[Path]], list[str]]:
-    """Return the files of a folder's clients, each a file or else each a folder, and what may be
-    data of nobody.
+    """Return the files of each client in a folder, and the names of entries that look like data but
+    belong to no client. All clients have a file, or all have a folder.
     """
     excluded = None
     if besides:
@@ -500,8 +515,8 @@ def _clients_in(
         name = entry.stem if files else entry.name
         if name in clients:
             raise RecipeError(
-                f'{folder}: two files are for the client "{name}": {clients[name][0].name}, '
-                f"{entry.name}"
+                f'{folder}: two files are named like the client "{name}": '
+                f"{clients[name][0].name}, {entry.name}"
             )
         clients[name] = _sources(entry)
     aside = [
@@ -513,22 +528,23 @@ def _clients_in(
 
 
 def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) -> str:
-    """Return the place of a party's own data: the file or folder with its name in a shared folder.
+    """Return the path of a party's own data. In a shared folder it is the file or folder with the
+    party's name.
 
     Args:
         path: a file, a data set or a folder.
-        name: the party.
-        alone: whether it is the only one of this process, so that one file may be its data
-            whatever the file is called.
-        besides: a file of the folder that is nobody's.
+        name: the party's name.
+        alone: whether the process has only this party. Then a single file is its data, whatever its
+            name.
+        besides: a file in the folder that belongs to no party.
 
     Raises:
-        RecipeError: nothing there is called like the party.
+        RecipeError: no file or folder has the party's name.
     """
     if not path:
         raise RecipeError(
-            f"{name}: where is its data? Give `fedseed join --data FILE`; in one process "
-            "task.path, a folder with a file for each client"
+            f"{name}: the path of its data is missing: give `fedseed join --data FILE`, or, in "
+            "one process, set task.path to a folder with a file for each client"
         )
     place = Path(path).expanduser()
     is_folder = place.is_dir() and not is_saved(place)
@@ -536,7 +552,7 @@ def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) ->
         if alone:
             return path
         raise RecipeError(
-            f'data of {name}: "{path}": a folder with a file for each client is expected'
+            f'data of {name}: "{path}": expected a folder with a file for each client'
         )
     if alone and place.resolve().name == name and _sources(place):
         return path
@@ -544,33 +560,36 @@ def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) ->
     if name in clients:
         return str(place / name if (place / name).is_dir() else clients[name][0])
     if alone and not clients:
-        return path  # reading it reports what is missing
+        return path  # reading it will report what is missing
     raise RecipeError(
-        f'data of {name}: "{path}": the folder has no file or folder of this name'
-        f"{_near_names(name, list(clients))}. Nobody else's file is taken: name the client's own "
-        f'file, or a folder called "{name}" with its files'
+        f'data of {name}: "{path}": the folder has no file or folder of this '
+        f"name{_near_names(name, list(clients))}. fedseed does not use another client's file: "
+        f'give the client\'s own file, or a folder named "{name}" with its files'
     )
 
 
 def _near_names(name: str, names: Sequence[str]) -> str:
-    """Return a message's list of the names that are there in place of a missing one."""
+    """Return the end of a message about a missing name: a similar name, or the names that exist."""
     for name_there in names:
         if unicodedata.normalize("NFC", name_there) == unicodedata.normalize("NFC", name):
             return (
-                f", but one that looks the same ({name_there}) and is written with other Unicode "
-                f"characters ({_unicode_form(name_there)} there, {_unicode_form(name)} "
-                "here): rename it"
+                f", but one that looks the same ({name_there}) and differs in its Unicode "
+                f"characters ({_unicode_form(name_there)} there, {_unicode_form(name)} here): "
+                "rename it"
             )
     near_name = closest(name, names)
     if near_name is not None:
-        return f", but {near_name}: is that the one? It has {listed(sorted(names), SHOWN_NAMES)}"
+        return (
+            f", but it has {near_name}: is this the right one? The folder has "
+            f"{listed(sorted(names), SHOWN_NAMES)}"
+        )
     if names:
         return f"; it has {listed(sorted(names), SHOWN_NAMES)}"
     return ""
 
 
 def _unicode_form(name: str) -> str:
-    """Return the Unicode normal form that a name has."""
+    """Return the Unicode normal form of a name."""
     if unicodedata.is_normalized("NFC", name):
         return "NFC"
     if unicodedata.is_normalized("NFD", name):
@@ -579,13 +598,13 @@ def _unicode_form(name: str) -> str:
 
 
 def _twins(parties: Sequence[Party], lines: Sequence[Sequence[SourceLine]]) -> list[str]:
-    """Return a note for each client that holds what one before it holds: a file that was copied,
-    most likely.
+    """Return a note for each client with the same examples as an earlier client, most likely
+    because a file was copied.
     """
     examples = [[line.example for line in client_lines] for client_lines in lines]
     firsts = [parties[examples.index(client_lines)] for client_lines in examples]
     return [
-        f"{first.name} and {party.name} hold the same examples: is a file there twice?"
+        f"{first.name} and {party.name} have the same examples: was a file copied?"
         for first, party in zip(firsts, parties, strict=True)
         if first is not party
     ]

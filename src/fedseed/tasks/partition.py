@@ -1,13 +1,13 @@
-"""Partitions: which client holds which example.
+"""Partitions decide which client gets which example.
 
 The same seed gives the same partition on any machine.
 
 Dirichlet: Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated
-Visual Classification", 2019. Each label's examples are shared out by proportions drawn from
-Dirichlet(alpha, ..., alpha). Drawing the proportions and then dealing each example by them is the
-same as Polya's urn: the next example goes to client i with probability (alpha + what i has of this
-label) / (N alpha + what all have). The urn needs only whole numbers, so no library's gamma sampler
-and no rounding decides who holds what.
+Visual Classification", 2019. Each label's examples are divided in proportions drawn from
+Dirichlet(alpha, ..., alpha). Drawing the proportions and then dealing each example by them is
+equivalent to Polya's urn: the next example goes to client i with probability (alpha + i's examples
+of this label) / (N alpha + all clients' examples of this label). The urn needs only whole numbers,
+so the result does not depend on a library's gamma sampler or on rounding.
 """
 
 from collections.abc import Hashable, Sequence
@@ -21,7 +21,7 @@ from fedseed.hinting import Hinting
 from fedseed.randomness import Domain, derive, permutation
 from fedseed.randomness.stream import uniform_integers
 
-# draws of a partition until every client has its minimum
+# how often the partition is drawn until every client has its minimum
 ATTEMPTS = 1000
 Partition = list[list[int]]
 
@@ -30,21 +30,21 @@ class _Partitioner(BaseModel, metaclass=Hinting):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def deal(self, labels: Sequence[Hashable], clients: int, seed: int) -> Partition:
-        """Indices of each client's examples, ascending.
+        """Return the indices of each client's examples, ascending.
 
         Args:
-            labels: each example's.
-            clients: how many.
-            seed: draws the partition.
+            labels: each example's label.
+            clients: number of clients.
+            seed: seed of the partition.
 
         Raises:
-            RecipeError: the partition is not possible.
+            RecipeError: no such partition is possible.
         """
         raise NotImplementedError
 
 
 class IID(_Partitioner):
-    """Examples dealt in random order, as evenly as can be."""
+    """Deals examples in random order, as evenly as possible."""
 
     kind: Literal["iid"] = "iid"
 
@@ -55,14 +55,14 @@ class IID(_Partitioner):
 
 
 class Dirichlet(_Partitioner):
-    """Each label's examples shared out by proportions from Dirichlet(alpha).
+    """Divides each label's examples in proportions drawn from Dirichlet(alpha).
 
-    Small alpha: few labels a client.
+    A small alpha gives each client few labels.
 
     Args:
         alpha: concentration; large values approach IID.
-        minimum: every client has at least so many examples; the whole partition is drawn anew until
-            it is so.
+        minimum: least number of examples of each client; the whole partition is drawn again until
+            all have it.
     """
 
     kind: Literal["dirichlet"] = "dirichlet"
@@ -71,7 +71,7 @@ class Dirichlet(_Partitioner):
 
     def deal(self, labels: Sequence[Hashable], clients: int, seed: int) -> Partition:
         _enough(len(labels), clients, self.minimum)
-        by_label: dict[Hashable, list[int]] = {}  # in the order of their first appearance
+        by_label: dict[Hashable, list[int]] = {}  # in the order of first appearance
         for index, label in enumerate(labels):
             by_label.setdefault(label, []).append(index)
         groups = list(by_label.values())
@@ -91,32 +91,30 @@ class Dirichlet(_Partitioner):
         raise RecipeError(
             f"task.partition.minimum = {self.minimum}: in {ATTEMPTS:,} draws with alpha = "
             f"{self.alpha} for {clients} clients and {len(labels):,} examples of {len(groups)} "
-            f"labels, the smallest client never had more than {fewest}; raise alpha, or lower "
-            "minimum or the number of clients"
+            f"labels, the smallest client never had more than {fewest} examples; raise alpha, or "
+            "lower minimum or the number of clients"
         )
 
     def _urn(self, count: int, clients: int, stream: int) -> list[int]:
-        """Return the client that gets each of `count` examples of one label, in the examples'
-        order.
-        """
-        # a client begins with p balls and gets q with each example
+        """Return, for each of `count` examples of one label in order, the client that gets it."""
+        # a client begins with p balls in the urn and adds q for each of its examples
         p, q = Fraction(str(self.alpha)).as_integer_ratio()
         owners: list[int] = []
         for number, word in enumerate(uniform_integers(stream, Domain.PARTITION, count).tolist()):
-            # a draw is a ball: one of the N p first, or one that came with an earlier example and
-            # goes where that went
+            # the drawn ball is one of the N p first ones, or it belongs to an earlier example and
+            # goes to that example's client
             ball = word * (clients * p + number * q) >> 64
             owners.append(ball // p if ball < clients * p else owners[(ball - clients * p) // q])
         return owners
 
 
 class Quantity(_Partitioner):
-    """Labels as in the whole, sizes apart: the example goes to a client by one draw of
-    Dirichlet(alpha) for all.
+    """Gives clients different sizes and similar labels: all examples are dealt in the same
+    proportions, drawn once from Dirichlet(alpha).
 
     Args:
-        alpha: concentration of the sizes; small values: a few clients hold nearly everything.
-        minimum: every client has at least so many examples.
+        alpha: concentration of the sizes; with small values a few clients hold nearly everything.
+        minimum: least number of examples of each client.
     """
 
     kind: Literal["quantity"] = "quantity"
@@ -132,13 +130,13 @@ class Quantity(_Partitioner):
 
 
 class ByField(_Partitioner):
-    """A client for each value of a field: a language, a category, a task.
+    """Makes a client for each value of a field, such as a language, a category or a task.
 
-    The number of clients follows.
+    The number of clients follows from the data.
 
-    With fewer clients than values, values are merged: from the most frequent to the rarest each
-    goes to the client with the fewest examples so far. (FedMeZO's meta splitter deals eight
-    categories to three clients; its paper does not say which go together.)
+    If there are fewer clients than values, values are merged: from the most frequent to the rarest,
+    each value goes to the client with the fewest examples so far. (FedMeZO's meta splitter deals
+    eight categories to three clients; the paper does not say which go together.)
 
     Args:
         field: the field's name in the data.
@@ -148,14 +146,16 @@ class ByField(_Partitioner):
     field: str
 
     def deal(self, labels: Sequence[Hashable], clients: int | None, seed: int) -> Partition:
-        """As elsewhere, in the order of the values; `clients`: None, or at most their number."""
+        """Deal the examples, clients in the order of the values. `clients`: None, or at most the
+        number of values.
+        """
         values = sorted({str(label) for label in labels})
         if clients is not None and clients > len(values):
             raise RecipeError(
                 f'task.clients = {clients}: task.partition.field = "{self.field}" has '
                 f"{len(values)} values "
                 f"({', '.join(values[:12])}{', ...' if len(values) > 12 else ''}), each for one "
-                "client; leave task.clients out, or take fewer"
+                "client; leave out task.clients, or lower it"
             )
         indices: dict[str, list[int]] = {value: [] for value in values}
         for i, label in enumerate(labels):
@@ -175,6 +175,5 @@ AnyPartition = Annotated[IID | Dirichlet | Quantity | ByField, Field(discriminat
 def _enough(examples: int, clients: PositiveInt, minimum: int) -> None:
     if clients * minimum > examples:
         raise RecipeError(
-            f"task.clients = {clients}: {examples:,} examples are not enough for at least "
-            f"{minimum} each"
+            f"task.clients = {clients}: {examples:,} examples are not enough for {minimum} each"
         )

@@ -1,13 +1,12 @@
-"""Pictures: CIFAR-10 and CIFAR-100 from their original files, and scikit-learn's digits, the
-offline stand-in.
+"""Picture data sets: CIFAR-10 and CIFAR-100 from their original files, and scikit-learn's digits,
+which need no download.
 
 Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009: 32 x 32 pixels in colour,
-in the binary version. A record is a byte for each label, then all red values row by row, green and
-blue. The python version is not
-read: a pickle runs what it names.
+in the binary version. A record has one byte for each label, then all red, all green and all blue
+values, row by row. The python version is not supported, because reading a pickle can run any code.
 
 Alpaydin, Kaynak: "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository,
-1998: 8 x 8 pixels; the 1,797 images that scikit-learn carries.
+1998: 8 x 8 pixels; the 1,797 images in scikit-learn.
 """
 
 from abc import abstractmethod
@@ -26,23 +25,25 @@ from fedseed.tasks.data import Picture, TaskData
 from fedseed.tasks.dealt import DealtTask, Labelled, pick
 from fedseed.tasks.files import data_folder, read_text
 
-SIDE = 32  # pixels of CIFAR's
-# of the images' order; fixed, so that the base's images are the same for everybody
+SIDE = 32  # side of a CIFAR image in pixels
+# seed of the images' order; fixed, so that everybody has the same images for the base
 SHARE_SEED = 8
 SIZE = 1797
-# the first images of the order are the test set
+# test set: the first images of the order
 TEST = 400
-# the last images of the order were for pre-training the base "digits": nobody else has them
+# the last images of the order were used to pre-train the base "digits"; no client or test has them
 BASE = 500
 
 
 class PictureTask(DealtTask):
-    """Settings that all picture tasks share: those of `DealtTask`, and how many pictures are taken.
+    """Settings that all picture tasks have in common: those of `DealtTask`, and the numbers of
+    pictures.
 
     Args:
-        examples: training pictures of all clients together; None: all that `validation` leaves.
-        validation: pictures of the train part that no client gets, to choose settings on.
-        evaluation: pictures of the test part that the run reports on; None: all of them.
+        examples: number of training pictures of all clients together; None: all that are not for
+            validation.
+        validation: number of pictures of the train part that no client gets, for choosing settings.
+        evaluation: number of pictures of the test part to evaluate on; None: all.
     """
 
     fields: ClassVar[tuple[str, ...]] = ("class",)
@@ -53,9 +54,10 @@ class PictureTask(DealtTask):
 
     @abstractmethod
     def read_rows(self) -> tuple[Sequence[Labelled], Sequence[Picture], tuple[str, ...]]:
-        """Return the train part with what partitions go by, the test part, and names of classes.
+        """Return the train part with its labels for partitions, the test part, and the names of
+        classes.
 
-        Raises as `load`.
+        Raises the errors of `load`.
         """
 
     def parts(self) -> tuple[Sequence[Labelled], TaskData]:
@@ -66,7 +68,7 @@ class PictureTask(DealtTask):
             request = (
                 f"task.examples = {self.examples or 'all'} and task.validation = {self.validation}"
             )
-            raise RecipeError(f"{request}: the train part has {len(order):,} pictures")
+            raise RecipeError(f"{request}: the train part has only {len(order):,} pictures")
         client_pictures = pick(train, order[self.validation : count])
         validation = [train[i].example for i in order[: self.validation]]
         evaluation = pick(
@@ -83,10 +85,10 @@ class PictureTask(DealtTask):
 
 
 class CIFAR(PictureTask):
-    """Settings that both data sets share: those of `PictureTask`, and the files.
+    """Settings that both CIFAR data sets have in common: those of `PictureTask`, and the files.
 
     Args:
-        path: a folder with the files of the binary version, or one that holds that.
+        path: the folder with the files of the binary version, or the folder that contains it.
     """
 
     path: str
@@ -94,7 +96,7 @@ class CIFAR(PictureTask):
     archive: ClassVar[str]  # the folder of the binary version
     train_files: ClassVar[Sequence[str]]
     test_file: ClassVar[str]
-    # a record's, in their order: the file of names
+    # the labels of a record in order: the file with their names
     labels: ClassVar[Mapping[str, str]]
 
     def read_rows(self) -> tuple[list[Labelled], list[Picture], tuple[str, ...]]:
@@ -104,7 +106,7 @@ class CIFAR(PictureTask):
             folder = folder / self.archive
         if not (folder / self.test_file).is_file():
             raise RecipeError(
-                f'task.path = "{self.path}": the folder has no {self.test_file}; {hint}'
+                f'task.path = "{self.path}": the folder does not have {self.test_file}; {hint}'
             )
         texts = {field: read_text(folder / file) for field, file in self.labels.items()}
         names = {
@@ -123,9 +125,7 @@ class CIFAR(PictureTask):
     def _pictures(
         self, path: Path, names: Mapping[str, Sequence[str]], field_name: str
     ) -> Iterator[Labelled]:
-        """Yield the pictures of a file, each with the name of its label of the field "
-        "`field_name`.
-        """
+        """Yield the pictures of a file, each with the name of its label in `field_name`."""
         width = len(self.labels) + 3 * SIDE * SIDE
         try:
             data = np.frombuffer(path.read_bytes(), np.uint8)
@@ -133,14 +133,17 @@ class CIFAR(PictureTask):
             raise RecipeError(f"{path}: can't be read: {error.strerror}") from error
         if not len(data) or len(data) % width:
             raise RecipeError(
-                f"{path}: {len(data):,} bytes are not whole records of {width:,}; get the file anew"
+                f"{path}: {len(data):,} bytes are not a whole number of records of {width:,}; "
+                "download the file again"
             )
         for number, record in enumerate(data.reshape(-1, width), 1):
             labels = dict(zip(self.labels, record[: len(self.labels)].tolist(), strict=True))
             for field, label in labels.items():
                 if label >= len(names[field]):
                     numbers = f"a number from 0 to {len(names[field]) - 1}"
-                    raise RecipeError(f"{path} record {number}: {field} is {numbers}, not {label}")
+                    raise RecipeError(
+                        f"{path} record {number}: {field} is {label}, but must be {numbers}"
+                    )
             pixels = record[len(self.labels) :].reshape(3, SIDE, SIDE).transpose(1, 2, 0)
             yield Labelled(Picture(pixels, labels["class"]), names[field_name][labels[field_name]])
 
@@ -159,7 +162,7 @@ class CIFAR10Task(CIFAR):
 class CIFAR100Task(CIFAR):
     """Settings of the "cifar100" task: those of `CIFAR`.
 
-    `partition.field` may also be "superclass" (20 clients).
+    `partition.field` can also be "superclass" (20 clients).
     """
 
     name: Literal["cifar100"] = "cifar100"
@@ -175,15 +178,15 @@ class CIFAR100Task(CIFAR):
 
 
 def digit_pictures(classes: Sequence[int], start: int = 0, stop: int = -BASE) -> list[Picture]:
-    """Return scikit-learn's images of some digits, each labelled by its digit's place in
+    """Return scikit-learn's images of some digits, each labelled with the index of its digit in
     `classes`.
 
-    All images are in a fixed random order; a pixel is from 0 (paper) to 255 (ink).
+    The images are in a fixed random order. Pixels range from 0 (paper) to 255 (ink).
 
     Args:
-        classes: the digits.
-        start: the first image of the order.
-        stop: one past the last; by default all but the base's own.
+        classes: the digits, from 0 to 9.
+        start: index of the first image in the order.
+        stop: index after the last image; default: all except those that the base was trained on.
 
     Raises:
         RecipeError: scikit-learn is not installed.
@@ -192,7 +195,7 @@ def digit_pictures(classes: Sequence[int], start: int = 0, stop: int = -BASE) ->
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise RecipeError(
-            'task.name = "digits": it needs scikit-learn, which carries the images: '
+            'task.name = "digits": this task needs scikit-learn, which has the images: '
             f"{to_install('digits')}"
         ) from error
     sixteenths, labels = load_digits(return_X_y=True)
@@ -204,10 +207,10 @@ def digit_pictures(classes: Sequence[int], start: int = 0, stop: int = -BASE) ->
 
 
 class DigitsTask(PictureTask):
-    """Settings of the "digits" task: those of `PictureTask`, and the classes.
+    """Settings of the "digits" task: those of `PictureTask`, and the digits to use.
 
     Args:
-        classes: the digits that are told apart; images of others are left out.
+        classes: the digits to classify; images of other digits are left out.
     """
 
     name: Literal["digits"] = "digits"
@@ -221,8 +224,7 @@ class DigitsTask(PictureTask):
         digits = set(self.classes)
         if not 2 <= len(self.classes) == len(digits) or not digits <= set(range(10)):
             raise RecipeError(
-                f"task.classes = {self.classes}: two or more different digits from 0 to 9 are "
-                "needed"
+                f"task.classes = {self.classes}: expected two or more different digits from 0 to 9"
             )
         train = [
             Labelled(p, str(self.classes[p.label])) for p in digit_pictures(self.classes, TEST)

@@ -1,7 +1,7 @@
-"""Reads pairs of answers of which one was preferred, as preference data sets have them.
+"""Reads pairs of a preferred and a rejected answer from preference data sets.
 
-TRL's forms: a prompt with a chosen and a rejected answer, each a text or a list of messages; or a
-chosen and a rejected whole, whose common beginning is the prompt.
+The forms are TRL's: a prompt with a chosen and a rejected answer, each a text or a list of
+messages; or a chosen and a rejected conversation, whose common beginning is the prompt.
 """
 
 import json
@@ -22,7 +22,7 @@ from fedseed.tasks.data import Chat, ChatStyle, Example, Preference, Unusable
 from fedseed.tasks.files import FileRow
 from fedseed.tasks.hints import CHOSEN, REJECTED, likely_prompt
 
-# what the prompt may be called, the first that is there
+# possible names of the prompt's field; the first one that a row has is used
 PROMPTS = ("prompt", "conversations")
 SIDES = (CHOSEN, REJECTED)
 SAME = Unusable("the chosen and the rejected answer are the same")
@@ -32,15 +32,15 @@ def read_preference(row: FileRow, style: ChatStyle, as_chat: bool) -> Preference
     """Return a row's chosen and rejected answers to its prompt.
 
     Args:
-        row: with `chosen` and `rejected`, and mostly `prompt`.
+        row: has `chosen` and `rejected`, and usually `prompt`.
         style: how chats become tokens.
-        as_chat: whether texts are asked by a user and answered by an assistant.
+        as_chat: whether texts become a user's and an assistant's messages.
 
     Returns:
-        The pair; `Unusable` if both answers are the same, or marked not to be learnt.
+        The pair; `Unusable` if both answers are equal, or marked as not to be learnt.
 
     Raises:
-        RecipeError: an answer is missing or malformed, or the prompt is not known.
+        RecipeError: an answer is missing or malformed, or there is no prompt.
     """
     prompt = next((name for name in PROMPTS if row.values.get(name) is not None), PROMPTS[0])
     row = _with_parsed_messages(row, (prompt, *SIDES))
@@ -68,7 +68,7 @@ def read_preference(row: FileRow, style: ChatStyle, as_chat: bool) -> Preference
 def _texts(row: FileRow, prompt: str) -> tuple[str, str, str]:
     """Return a row's prompt and both answers; without a prompt, what both begin with is one.
 
-    The prompt ends before a blank, so that no word is cut into two.
+    The prompt ends before a blank, so that no word is cut in two.
     """
     chosen_text, rejected_text = (str(row.field(name, str)) for name in SIDES)
     if row.values.get(prompt) is not None:
@@ -76,8 +76,8 @@ def _texts(row: FileRow, prompt: str) -> tuple[str, str, str]:
     likely_field = likely_prompt(row.values)
     if likely_field is not None and str(row.values[likely_field]).strip() not in chosen_text:
         raise RecipeError(
-            f'{row.place}: it has no "prompt"; if "{likely_field}" is what was asked, say so: '
-            f"task.fields = {{prompt = {json.dumps(likely_field)}}}"
+            f'{row.place}: it has no "prompt"; if "{likely_field}" is the prompt, set task.fields '
+            f"= {{prompt = {json.dumps(likely_field)}}}"
         )
     length = 0
     shorter = min(len(chosen_text), len(rejected_text))
@@ -89,7 +89,7 @@ def _texts(row: FileRow, prompt: str) -> tuple[str, str, str]:
     if not begin:
         raise RecipeError(
             f'{row.place}: it has no "prompt", and "{CHOSEN}" and "{REJECTED}" do not begin with '
-            "the same words; give the prompt a field of its own (task.fields says which one it is)"
+            "the same words; put the prompt into its own field (task.fields names it)"
         )
     return chosen_text[:begin], chosen_text[begin:], rejected_text[begin:]
 
@@ -102,15 +102,16 @@ def _of_messages(row: FileRow, prompt: str, style: ChatStyle) -> Preference | Un
     answers = [messages_of(row, name, "assistant") for name in SIDES]
     turns, marks = [list(one) for one, _ in answers], [list(one) for _, one in answers]
     if not all(turns):
-        raise RecipeError(f'{row.place}: "{CHOSEN}" and "{REJECTED}" need a message each')
-    if {one[0]["role"] for one in turns} != {"assistant"}:  # whole conversations
+        raise RecipeError(f'{row.place}: "{CHOSEN}" and "{REJECTED}" each need a message')
+    if {one[0]["role"] for one in turns} != {"assistant"}:  # whole conversations, not only answers
         common = _common_prompt(row, prompt_messages, prompt, turns)
         prompt_messages = turns[0][:common]
         turns, marks = [one[common:] for one in turns], [one[common:] for one in marks]
     for name, one in zip(SIDES, turns, strict=True):
         if not prompt_messages or not _has_answer(one):
             raise RecipeError(
-                f'{row.place}: "prompt" needs a message, and "{name}" one of the assistant after it'
+                f'{row.place}: "prompt" needs a message, and "{name}" must end with one of '
+                "the assistant"
             )
     if turns[0] == turns[1]:
         return SAME
@@ -139,17 +140,19 @@ def _common_prompt(
     prompt: str,
     turns: Sequence[Sequence[Message]],
 ) -> int:
-    """Return with how many messages two conversations begin that are their prompt.
+    """Return how many messages at the beginning of two conversations are their common prompt.
 
     Args:
-        row: where they stand.
-        prompt_messages: what stands beside them as a prompt; it must be in their beginning.
-        prompt: what the row calls it.
+        row: the row that has them.
+        prompt_messages: the messages of the row's prompt field, which must be at the conversations'
+            beginning.
+        prompt: the name of the prompt's field.
         turns: both conversations.
     """
     chosen_turns, rejected_turns = turns
     common = 0
-    longest = min(len(chosen_turns), len(rejected_turns)) - 1  # an answer is left of each
+    # leave at least one message as each answer
+    longest = min(len(chosen_turns), len(rejected_turns)) - 1
     while common < longest and chosen_turns[common] == rejected_turns[common]:
         common += 1
     if not common:
@@ -161,10 +164,10 @@ def _common_prompt(
     texts = {text_of(turn).strip() for turn in begin}
     if any(text_of(turn).strip() not in texts for turn in prompt_messages):
         raise RecipeError(
-            f'{row.place}: "{prompt}" is not in the messages with which "{CHOSEN}" and '
-            f'"{REJECTED}" begin: put it into them, or leave in them what answers it alone'
+            f'{row.place}: "{prompt}" is not among the messages that "{CHOSEN}" and "{REJECTED}" '
+            "begin with: add it there, or keep only the answers in these two fields"
         )
-    if len(prompt_messages) > 1:  # a prompt in messages has its own end
+    if len(prompt_messages) > 1:  # a prompt of several messages has its own end
         if list(begin[: len(prompt_messages)]) == list(prompt_messages):
             return min(common, len(prompt_messages))
         return common
@@ -172,7 +175,7 @@ def _common_prompt(
 
 
 def _system(row: FileRow) -> list[Message]:
-    """Return a row's system message, where a field has it."""
+    """Return a row's system message, if it is in a separate field."""
     system = row.values.get("system")
     if isinstance(system, str) and system.strip():
         return [{"role": "system", "content": system}]
@@ -180,7 +183,7 @@ def _system(row: FileRow) -> list[Message]:
 
 
 def _with_parsed_messages(row: FileRow, names: Sequence[str]) -> FileRow:
-    """Return a row with lists of messages where a table has them as JSON text."""
+    """Return a row with its messages as lists, parsed if a table has JSON text."""
     parsed_fields: dict[str, Any] = {}
     for name in names:
         value = row.values.get(name)
@@ -188,7 +191,7 @@ def _with_parsed_messages(row: FileRow, names: Sequence[str]) -> FileRow:
             continue
         try:
             parsed = json.loads(value)
-        except ValueError:  # a text that begins like that
+        except ValueError:  # a plain text that only begins like JSON
             continue
         if all(isinstance(turn, Mapping) and ("role" in turn or "from" in turn) for turn in parsed):
             parsed_fields[name] = parsed

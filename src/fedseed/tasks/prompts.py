@@ -1,8 +1,8 @@
-"""The texts that instructions are put into before a model sees them."""
+"""Prompt templates: the text around an instruction."""
 
 
 def short_prompt(instruction: str, input: str = "") -> str:
-    """Return the project's own short form: little besides the instruction and its input."""
+    """Return fedseed's own short prompt: little more than the instruction and its input."""
     input_part = ""
     if input:
         input_part = f"### Input:\n{input}\n\n"
@@ -10,9 +10,7 @@ def short_prompt(instruction: str, input: str = "") -> str:
 
 
 def question_prompt(instruction: str, input: str = "") -> str:
-    """Return a question and "Answer:" after it: a form that the small base has not been trained
-    with.
-    """
+    """Return a question followed by "Answer:", a form that the small base was not trained with."""
     question = instruction
     if input:
         question = f"{instruction}\n{input}"
@@ -20,15 +18,15 @@ def question_prompt(instruction: str, input: str = "") -> str:
 
 
 def alpaca_prompt(instruction: str, input: str = "", context_said: bool = False) -> str:
-    """Return the well-known Alpaca template, in its form with or without an input.
+    """Return the Alpaca template, in its form with or without an input.
 
-    It ends at the colon.
+    The text ends at the colon.
 
     Args:
-        instruction: what is to be done.
-        input: to what.
-        context_said: promise an input also where there is none, as FedKSeed and Ferret fill the
-            template (FedKSeed, Table 6; Ferret, Table 8: "we will discard the line ### Input").
+        instruction: the instruction.
+        input: the instruction's input; "" if it has none.
+        context_said: mention an input in the opening even if there is none, as FedKSeed and Ferret
+            do (FedKSeed, Table 6; Ferret, Table 8: "we will discard the line ### Input").
     """
     paired = ", paired with an input that provides further context" if input or context_said else ""
     return (

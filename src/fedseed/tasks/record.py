@@ -1,4 +1,4 @@
-"""Records which data a run has, so that a run that goes on can tell when they have changed."""
+"""Records which data a run has, so that a resumed run can detect changes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -10,16 +10,16 @@ import numpy as np
 from fedseed.tasks.data import ClientData, TaskData
 
 DIGEST_BYTES = 16
-# fields of examples that say where they were read and what was noticed, not what they are
+# fields of examples that are not content: where they were read, and what was noticed
 ASIDE = frozenset(("place", "remarks"))
 
 
 @dataclass(frozen=True)
 class DataPart:
-    """The examples that one client, or one evaluation set, has."""
+    """The record of one client's examples, or of one evaluation set."""
 
-    examples: int  # how many
-    # of their content and order, in hex; "": they are of a kind that can't be hashed
+    examples: int  # number of examples
+    # hash of their content and order, in hex; "": examples of a kind that can't be hashed
     digest: str
 
     @classmethod
@@ -28,7 +28,7 @@ class DataPart:
         return cls(len(examples), digest_of(examples))
 
 
-DataRecord = Mapping[str, DataPart]  # by what a person calls the part
+DataRecord = Mapping[str, DataPart]  # by the part's name in messages
 
 
 def record_of(data: TaskData) -> DataRecord:
@@ -44,12 +44,12 @@ def clients_record(clients: Iterable[ClientData]) -> DataRecord:
 def held_out_record(
     sets: Mapping[str, Sequence[Any]], validation: Sequence[Any] = (), whose: str = ""
 ) -> DataRecord:
-    """Return the record of what is not trained on.
+    """Return the record of evaluation sets and validation examples.
 
     Args:
         sets: evaluation sets, by prefix of the metrics' names.
-        validation: examples to choose settings on.
-        whose: the client that holds them; "": all clients share them.
+        validation: examples for choosing settings.
+        whose: the client that holds them; "": they are shared by all clients.
     """
     of_client = ""
     if whose:
@@ -66,15 +66,15 @@ def held_out_record(
 
 
 def record_to_json(record: DataRecord) -> dict[str, Any]:
-    """Return a record as JSON holds it."""
+    """Return a record as JSON values."""
     return {name: [part.examples, part.digest] for name, part in record.items()}
 
 
 def record_from_json(table: Any) -> DataRecord:
-    """Return the inverse of `record_to_json`.
+    """Return the record from JSON values, the inverse of `record_to_json`.
 
     Raises:
-        ValueError: it is no record.
+        ValueError: the value is not a record.
     """
     try:
         return {
@@ -82,31 +82,33 @@ def record_from_json(table: Any) -> DataRecord:
             for name, (examples, digest) in table.items()
         }
     except (AttributeError, TypeError) as error:
-        raise ValueError("no record of data") from error
+        raise ValueError("not a record of data") from error
 
 
 def describe_changes(earlier: DataRecord, current: DataRecord) -> list[str]:
-    """Return the differences between two records, a text for each part.
+    """Return the differences between two records, one text for each part that differs.
 
-    Parts that can't be hashed are compared by their number of examples.
+    For parts that can't be hashed, only the number of examples is compared.
     """
     changes = []
     for name in dict.fromkeys([*earlier, *current]):
         old, new = earlier.get(name), current.get(name)
         if old is None or new is None:
-            changes.append(f"{name} ({'not there' if old is None else 'there'} then)")
+            changes.append(f"{name} ({'new' if old is None else 'no longer there'})")
         elif old.examples != new.examples:
             changes.append(f"{name} ({old.examples:,} examples then, {new.examples:,} now)")
         elif old.digest and new.digest and old.digest != new.digest:
-            changes.append(f"{name} (as many examples, {new.examples:,}, with another content)")
+            changes.append(
+                f"{name} (the same number of examples, {new.examples:,}, with different content)"
+            )
     return changes
 
 
 def digest_of(examples: Sequence[Any]) -> str:
-    """Return a hash of examples' content in their order, in hex.
+    """Return a hash of examples' content and order, in hex.
 
     Returns:
-        "" if they are of a kind whose content is not known.
+        The hash; "" if the examples are of a kind that can't be hashed.
     """
     hashed = blake2b(digest_size=DIGEST_BYTES)
     try:
@@ -118,7 +120,9 @@ def digest_of(examples: Sequence[Any]) -> str:
 
 
 def _feed(hashed: Any, value: Any) -> None:
-    """Hash a value with its type and length, so that no two values run into each other."""
+    """Hash a value with its type and length, so that different sequences of values can't have the
+    same bytes.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         text = f"{type(value).__name__} {value!r}".encode()
         hashed.update(len(text).to_bytes(8, "little") + text)

@@ -1,9 +1,8 @@
 """Rewards of generated answers: any function of (prompt, answer, example) that returns a number.
 
-Free of torch.
+This module does not need torch.
 
-Methods that need no gradients are given minus the mean reward where others have a loss
-(`objectives.rewarded`).
+For methods that need no gradients, the loss is minus the mean reward (`objectives.rewarded`).
 """
 
 import logging
@@ -24,25 +23,25 @@ from fedseed.text import show_text
 
 logger = logging.getLogger(__name__)
 
-# (prompt, generated answer, the example) -> the more, the better
+# (prompt, generated answer, example) -> reward; higher is better
 Reward = Callable[[str, str, Example], float]
-SHOWN = 60  # characters of a text in an error
+SHOWN = 60  # characters of a text that an error shows
 
 
 class RewardSettings(BaseModel):
-    """What answers are rewarded for, in place of a loss; for methods that need no gradients.
+    """A reward of generated answers in place of a loss, for methods that need no gradients.
 
     Args:
-        name: a metric of generated answers (`fedseed list metrics`), such as "exact_match", of one
-            answer, from 0 to 1.
-        function: one of your own, as "rewards.py:score" (beside the recipe, if the path is
-            relative) or "my_package.rewards:score": called with a prompt, the answer generated
-            after it, and the example, it returns a number, the more the better. It is code, so
-            whoever runs the recipe has to agree (`--trust-plugins`).
-        seconds: how long a function may take for one answer; one that takes longer ends the run
-            with an error that names the answer, in place of a run that stands still. Not set: as
-            long as it likes.
-        max_new_tokens: of an answer. Answers are greedy: the likeliest token each time.
+        name: a metric of generated answers (`fedseed list metrics`), such as "exact_match",
+            computed for each answer, from 0 to 1.
+        function: your own function, as "rewards.py:score" (a relative path begins at the recipe's
+            folder) or "my_package.rewards:score". It is called with a prompt, the answer generated
+            after it, and the example, and returns a number; higher is better. Because it is code,
+            whoever runs the recipe has to allow it (`--trust-plugins`).
+        seconds: seconds that a function may take for one answer. If it takes longer, the run ends
+            with an error that names the answer, instead of hanging. Not set: no limit.
+        max_new_tokens: the most tokens of an answer. Answers are generated greedily: always the
+            likeliest token.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -53,9 +52,9 @@ class RewardSettings(BaseModel):
     max_new_tokens: PositiveInt = 32
 
     def problem(self) -> str | None:
-        """Return the error in the table, with key and value; None if it has none."""
+        """Return the error in this table, with key and value; None if there is none."""
         if (self.name is None) == (self.function is None):
-            return "reward: give name or function, one of them"
+            return "reward: give either name or function"
         if self.name is not None and metrics.REGISTRY.find(self.name) is None:
             return (
                 f'reward.name = "{self.name}": {metrics.REGISTRY.unknown(self.name)}, or set '
@@ -64,15 +63,15 @@ class RewardSettings(BaseModel):
         source, _, name = (self.function or "x:x").rpartition(":")
         if not source or not name.isidentifier():
             return (
-                f'reward.function = "{self.function}": write a file or module and a function, '
-                'as "rewards.py:score"'
+                f'reward.function = "{self.function}": expected a file or module and a function, '
+                'such as "rewards.py:score"'
             )
         return None
 
     def load(self) -> Reward:
-        """Return the function.
+        """Load and return the function.
 
-        Raises RecipeError if its file can't be run, or has no such function.
+        Raises RecipeError if its file can't be run or has no such function.
         """
         if self.name is not None:
             score = metrics.REGISTRY.get(self.name)
@@ -89,7 +88,7 @@ class RewardSettings(BaseModel):
 
 
 def resolve_function(function: str, folder: Path | None) -> str:
-    """Return the function with its file's absolute path.
+    """Return the function's setting with its file's absolute path.
 
     A relative path begins at `folder` (None: the current folder).
     """
@@ -98,16 +97,16 @@ def resolve_function(function: str, folder: Path | None) -> str:
 
 
 class _TookTooLongError(Exception):
-    """A reward function has not come back in time."""
+    """A reward function did not return in time."""
 
 
 class Judge:
-    """A reward function, with checks of its results.
+    """Calls a reward function and checks its results.
 
     Args:
-        function: the reward.
-        about: what errors call it.
-        seconds: how long it may take for one answer; None: as long as it likes.
+        function: the reward function.
+        about: the function's name in errors.
+        seconds: seconds that it may take for one answer; None: no limit.
     """
 
     def __init__(self, function: Reward, name: str = "", seconds: float | None = None) -> None:
@@ -117,9 +116,10 @@ class Judge:
         self._warned = False
 
     def __call__(self, examples: Sequence[Example], answers: Sequence[str]) -> list[float]:
-        """Return rewards; NaN (logged once) where one is not finite.
+        """Return the rewards of answers. A reward that is not finite becomes NaN, and the first one
+        is logged.
 
-        Raises FedseedError if one is no number.
+        Raises FedseedError if a reward is not a number.
         """
         return [
             self._number(example, answer) for example, answer in zip(examples, answers, strict=True)
@@ -145,17 +145,20 @@ class Judge:
             self._warned = True
             logger.warning(
                 "%s",
-                self._error(f"returned {number}: such an estimate is left out", example, answer),
+                self._error(
+                    f"returned {number}: estimates with this reward are left out", example, answer
+                ),
             )
         if isfinite(number):
             return number
         return nan
 
     def _call(self, example: Example, answer: str) -> Any:
-        """Call the function; with a time limit in a thread, which is left alone if it is late.
+        """Call the function. With a time limit it runs in a thread, which is abandoned if it is
+        late.
 
         Raises:
-            _TookTooLongError: it has not come back in time.
+            _TookTooLongError: it did not return in time.
             Exception: what the function raises.
         """
         if self.seconds is None:
@@ -168,7 +171,7 @@ class Judge:
             except Exception as error:
                 outcome.put((None, error))
 
-        # no other thread can end one; it ends with the process
+        # Python can't stop a thread, so a late one runs until the process ends
         threading.Thread(target=judge, daemon=True).start()
         try:
             value, error = outcome.get(timeout=self.seconds)

@@ -1,20 +1,21 @@
-"""MeZO's text tasks from their original files: eleven for language models, six with a mask.
+"""MeZO's text tasks from their original files: eleven for language models, six for masked language
+models.
 
 Malladi et al., "Fine-Tuning Language Models with Just Forward Passes", 2023. SST-2, eight tasks of
 SuperGLUE (Wang et al., 2019), SQuAD v1.1 and DROP: 1,000 examples for training and 500 for
 validation from the train file, 1,000 for testing from the dev file, since labels of the test file
-are not public. SQuAD and DROP are trained by teacher forcing on the first answer; generated answers
-are scored by F1, best over all answers. A response ends with its line: MeZO trains on the line's
-end in place of an end-of-sequence token, and generates up to it.
+are not public. SQuAD and DROP train with teacher forcing on the first answer; generated answers are
+scored by F1, the best over all answers. A response ends with a line break: MeZO trains on it
+instead of an end-of-sequence token, and generates up to it.
 
 Its RoBERTa experiments take prompts and label words from LM-BFF (Gao, Fisch, Chen, "Making
-Pre-trained Language Models Better Few-shot Learners", 2021): k examples a class to train on and k
-to validate on, drawn by seed, and 1,000 to test on.
+Pre-trained Language Models Better Few-shot Learners", 2021): for each class k examples for training
+and k for validation, drawn by seed, and 1,000 for testing.
 
 Prompts, classes, words and file names are in text_tasks.toml. Files are GLUE's and SNLI's tables,
-jsonl or nested JSON; the Stanford Sentiment Treebank's trees (a tree a line, whose root has the
-class); TREC's label files (in Latin-1: "DESC:manner How did ..."); or csv files without a header,
-as LM-BFF's: class, text.
+jsonl or nested JSON; the Stanford Sentiment Treebank's trees (one tree in each line, with the class
+at its root); TREC's label files (in Latin-1: "DESC:manner How did ..."); or LM-BFF's csv files
+without a header: class, text.
 """
 
 import re
@@ -36,12 +37,12 @@ from fedseed.tasks.data import MASK, Choice, Cloze, Example, TaskData
 from fedseed.tasks.dealt import DealtTask, Labelled
 from fedseed.tasks.files import FileRow, data_folder, read_json, read_records, read_text
 
-# separate the draws from the files, and the partition
+# separate draws for the examples from the files and for the partition
 TRAIN, TEST, DEAL = 0, 1, 1000
-NO_LABEL = "-"  # of a row whose annotators did not agree
+NO_LABEL = "-"  # label of a row whose annotators did not agree
 Files = Mapping[str, Sequence[str]]
 
-# how a prompt writes a field, "{name:form}": a function, or a text for each that the field may have
+# how a prompt writes a field "{name:form}": a function, or a text for each value of the field
 FORMS: dict[str, Callable[[str], str] | dict[str, str]] = {
     "": str,
     "strip": str.strip,
@@ -55,30 +56,30 @@ FORMS: dict[str, Callable[[str], str] | dict[str, str]] = {
 
 
 class DrawnTask(DealtTask):
-    """Settings that all tasks share which draw examples from a data set's files: those of
+    """Settings common to all tasks that draw examples from a data set's files: those of
     `DealtTask`, and the files.
 
-    A data set adds its name, its files and what a row becomes; a family of data sets, how training
-    and validation examples are drawn. Partitions go by the class, unless a data set has something
-    else.
+    The class of a data set adds its name, its files and how a row becomes an example. The class of
+    a family of data sets adds how training and validation examples are drawn. Partitions use the
+    class, unless a data set has another label.
 
     Args:
         path: a folder with the data set's files.
-        evaluation: examples that the run reports on (all there are, if fewer).
+        evaluation: number of examples to evaluate on (all, if there are fewer).
     """
 
-    hint: ClassVar[str]  # what the folder is and where it comes from
-    train_files: ClassVar[Sequence[str]]  # the first one that is there counts
-    # the same for test examples, by prefix of the metrics' names
+    hint: ClassVar[str]  # what the folder is, and its source
+    train_files: ClassVar[Sequence[str]]  # the first one that exists is used
+    # test files, by prefix of the metrics' names; the first one that exists is used
     test_files: ClassVar[Files]
-    # what the test examples' file is called; official test files often have no labels
+    # the name of the test examples' file in messages; official test files often have no labels
     test_is: ClassVar[str] = "dev"
-    # where in an object of a file its rows lie (`_rows_in`)
+    # where a file's object has its rows (`_rows_in`)
     rows: ClassVar[str] = ""
     prompt: ClassVar[str] = ""
-    classes: ClassVar[Sequence[str]] = ()  # as the files have them
+    classes: ClassVar[Sequence[str]] = ()  # as in the files
     label: ClassVar[str] = "label"  # the field with the class
-    left_out: ClassVar[str] = ""  # why a row may become no example
+    left_out: ClassVar[str] = ""  # why a row may be left out
     scores: ClassVar[tuple[str, ...]] = ()
 
     path: str
@@ -88,7 +89,7 @@ class DrawnTask(DealtTask):
     def example_of(self, row: FileRow) -> Labelled | None:
         """Return the example made from a row, with its partition labels; None if it can't be used.
 
-        Raises as `load`.
+        Raises the errors of `load`.
         """
 
     @abstractmethod
@@ -99,7 +100,7 @@ class DrawnTask(DealtTask):
             rows: the train file's examples in a random order.
 
         Raises:
-            RecipeError: there are too few.
+            RecipeError: there are too few rows.
         """
 
     @property
@@ -132,11 +133,12 @@ class DrawnTask(DealtTask):
         )
 
     def _read_file(self, folder: Path, names: Sequence[str]) -> tuple[list[Labelled], int]:
-        """Return the examples of a file, and how many of its rows became none."""
+        """Return the examples of a file, and how many of its rows could not be used."""
         path = next((folder / name for name in names if (folder / name).is_file()), None)
         if path is None:
             raise RecipeError(
-                f'task.path = "{self.path}": the folder has no {" or ".join(names)}; {self.hint}'
+                f'task.path = "{self.path}": the folder does not have {" or ".join(names)}; '
+                f"{self.hint}"
             )
         read_file = READERS.get(path.suffix, read_records)
         inside = list(filter(None, self.rows.split(".")))
@@ -144,19 +146,19 @@ class DrawnTask(DealtTask):
         examples = [self.example_of(row) for row in rows]
         usable = [one for one in examples if one is not None]
         if not usable:
-            raise RecipeError(f"{path}: it has no row{' that can be used' if examples else ''}")
+            raise RecipeError(f"{path}: the file has no {'usable ' if examples else ''}row")
         return usable, len(examples) - len(usable)
 
 
 def _rows_in(whole: FileRow, place: Sequence[str]) -> Iterator[FileRow]:
-    """Yield the objects that lie at a place in another (text_tasks.toml), with the fields of those
-    they lie in.
+    """Yield the objects at a path inside another object (text_tasks.toml), each with the fields of
+    the objects around it.
     """
     if not place:
         yield whole
         return
     name, *rest = place
-    if name == "*":  # all fields of an object of objects
+    if name == "*":  # every value of an object of objects
         records = []
         for key in whole.values:
             one = whole.record(key)
@@ -172,10 +174,10 @@ def _rows_in(whole: FileRow, place: Sequence[str]) -> Iterator[FileRow]:
 
 
 def _class_of(row: FileRow, classes: Sequence[str], field: str) -> int:
-    """Return the number of a row's class, from a name, or from a number as copies in other formats
-    have it.
+    """Return the number of a row's class, given by name, or by number as in copies in other
+    formats.
     """
-    # JSON's true may be a name
+    # a JSON true may stand for a class with that name
     value = row.field(field, (str, int, bool) if "true" in classes else (str, int))
     text = str(value).lower() if isinstance(value, bool) else str(value).strip()
     if text in classes:
@@ -184,12 +186,12 @@ def _class_of(row: FileRow, classes: Sequence[str], field: str) -> int:
         return int(text)
     names = list(dict.fromkeys([*classes, *map(str, range(len(classes)))]))
     raise RecipeError(
-        f'{row.place}: "{field}" = {value!r}: {", ".join(names[:-1])} or {names[-1]} is expected'
+        f'{row.place}: "{field}" = {value!r}: expected {", ".join(names[:-1])} or {names[-1]}'
     )
 
 
 def _filled(prompt: str, row: FileRow) -> str:
-    """Return a prompt with a row's fields in it: "{name}", "{object.name}" or "{name:form}"."""
+    """Return a prompt with a row's fields filled in: "{name}", "{object.name}" or "{name:form}"."""
 
     def fill(match: re.Match[str]) -> str:
         *objects, name = match[1].split(".")
@@ -198,9 +200,7 @@ def _filled(prompt: str, row: FileRow) -> str:
         if callable(form):
             return form(text)
         if text not in form:
-            raise RecipeError(
-                f'{inside.place}: "{name}" = {text!r}: {" or ".join(form)} is expected'
-            )
+            raise RecipeError(f'{inside.place}: "{name}" = {text!r}: expected {" or ".join(form)}')
         return form[text]
 
     return re.sub(r"{([\w.]+)(?::(\w+))?}", fill, prompt)
@@ -209,8 +209,8 @@ def _filled(prompt: str, row: FileRow) -> str:
 def _prompted(
     table: str, base: type[DrawnTask], **others: type[DrawnTask]
 ) -> tuple[type[DrawnTask], ...]:
-    """Return the tasks of a table of text_tasks.toml, in its order: subclasses of `base`, or of
-    the one they name.
+    """Return the tasks of a table in text_tasks.toml, in order: subclasses of `base`, or of the
+    class that they name.
     """
     text = resources.files(__package__).joinpath("text_tasks.toml").read_text(encoding="utf-8")
     tasks: list[Any] = []
@@ -229,21 +229,21 @@ def _prompted(
 
 
 class MeZOTask(DrawnTask):
-    """Settings of MeZO's tasks: those of `DrawnTask` and how many examples are drawn.
+    """Settings of MeZO's tasks: those of `DrawnTask`, and the numbers of examples.
 
     Args:
-        examples: training examples of all clients together.
-        validation: further examples of the train file, to choose settings on.
+        examples: number of training examples of all clients together.
+        validation: number of further examples of the train file, for choosing settings.
     """
 
     train_files: ClassVar[Sequence[str]] = ("train.jsonl",)
     test_files: ClassVar[Files] = {"": ("val.jsonl", "validation.jsonl", "dev.jsonl")}
-    # what may be answered; fields may stand in it, as in a prompt
+    # the possible answers; they may contain fields, like a prompt
     options: ClassVar[Sequence[str]] = ()
     teacher_forcing: ClassVar[bool] = False
-    # the right option by class, where their order is another one
+    # the right option of each class, if the options are in another order
     gold: ClassVar[Sequence[int]] = ()
-    # what a classifier is given in place of the prompt
+    # a classifier's input instead of the prompt
     text: ClassVar[str] = ""
 
     examples: PositiveInt = 1000
@@ -254,14 +254,14 @@ class MeZOTask(DrawnTask):
         if count > len(rows):
             raise RecipeError(
                 f"task.examples = {self.examples} and task.validation = {self.validation}: "
-                f"{count} rows are needed, the train file in {self.path} has {len(rows)}"
+                f"{count} rows are needed, but the train file in {self.path} has {len(rows)}"
             )
         return rows[: self.examples], rows[self.examples : count], ""
 
     def example_of(self, row: FileRow) -> Labelled | None:
         """Partitions go by the right option.
 
-        Where every example has its own options, by its number.
+        If every example has its own options, they use the option's number.
         """
         prompt, options = (
             _filled(self.prompt, row),
@@ -276,12 +276,12 @@ class MeZOTask(DrawnTask):
 
 
 class AnswerTask(MeZOTask):
-    """Settings of the tasks whose answers are generated: those of `MeZOTask`.
+    """Settings of the tasks with generated answers: those of `MeZOTask`.
 
-    Partitions go by the label that `by` names.
+    Partitions use the label that `by` names.
     """
 
-    # the fields with answers; those after the first may be left out
+    # the fields with answers; those after the first may be missing
     answers: ClassVar[Sequence[str]]
     by: ClassVar[str]
 
@@ -301,7 +301,7 @@ class AnswerTask(MeZOTask):
 def _answers(row: FileRow, name: str) -> Iterator[str]:
     """Yield the answers of a field, an object or a list of them, as text.
 
-    "" for one of DROP's that has none.
+    Yields "" for a DROP answer that is empty.
     """
     for answer in (
         row.records(name) if isinstance(row.values.get(name), list) else [row.record(name)]
@@ -323,7 +323,7 @@ def _answers(row: FileRow, name: str) -> Iterator[str]:
 class EntityTask(MeZOTask):
     """Settings of the "record" task: those of `MeZOTask`.
 
-    Any entity that is an answer counts as right.
+    Every entity that is an answer counts as right.
     """
 
     def example_of(self, row: FileRow) -> Labelled | None:
@@ -331,15 +331,15 @@ class EntityTask(MeZOTask):
         text = passage.field("text", str)
         entities = []
         for entity in passage.records("entities"):
-            # the end is the last character
+            # the end is inclusive
             start, end = entity.field("start", int), entity.field("end", int)
             if not 0 <= start <= end < len(text):
                 raise RecipeError(
-                    f"{entity.place}: {start} to {end} is no part of the text of {len(text)} "
+                    f"{entity.place}: {start} to {end} is outside the text of {len(text)} "
                     "characters"
                 )
             entities.append(text[start : end + 1])
-        names = tuple(dict.fromkeys(entities))  # each once, in the order of the text
+        names = tuple(dict.fromkeys(entities))  # each name once, in the order of the text
         query = row.field("query", str)
         answers = {answer.field("text", str) for answer in row.records("answers")}
         right = tuple(i for i, name in enumerate(names) if name in answers)
@@ -353,15 +353,15 @@ class EntityTask(MeZOTask):
 
 
 class ClozeTask(DrawnTask):
-    """Settings of the few-shot tasks: those of `DrawnTask` and how many examples of each class
-    there are.
+    """Settings of the few-shot tasks: those of `DrawnTask`, and the number of examples of each
+    class.
 
     Args:
-        k: training examples of each class, all clients together, and as many to choose settings on.
-            A class with fewer rows gives what it has, to training first.
+        k: number of training examples of each class, of all clients together, and the same number
+            for choosing settings. If a class has fewer rows, training gets them first.
     """
 
-    words: ClassVar[Sequence[str]]  # by class, each with the space before it
+    words: ClassVar[Sequence[str]]  # one for each class, each with a leading space
 
     k: PositiveInt = 16
 
@@ -375,8 +375,8 @@ class ClozeTask(DrawnTask):
         return Labelled(Cloze(text, tuple(self.words), gold), self.words[gold].strip())
 
     def draw(self, rows: Sequence[Labelled]) -> tuple[Sequence[Labelled], Sequence[Labelled], str]:
-        """Return the first k of each class for training and the next k for validation, in the
-        order they are in.
+        """Return the first k rows of each class for training and the next k for validation, in
+        their order.
         """
         count_by_label: Counter[int] = Counter()
         halves: tuple[list[Labelled], list[Labelled]] = [], []
@@ -388,7 +388,7 @@ class ClozeTask(DrawnTask):
         for label, word in enumerate(self.words):
             if not count_by_label[label]:
                 raise RecipeError(
-                    f'task.path = "{self.path}": no row of the train file has class {label} '
+                    f'task.path = "{self.path}": the train file has no row of class {label} '
                     f"({word[1:]})"
                 )
         scarce = [
@@ -409,12 +409,12 @@ def _lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[str, str]]:
 
 
 def _trees(path: Path) -> Iterator[FileRow]:
-    """Yield the sentences of a treebank, each with its root's class."""
+    """Yield the sentences of a treebank, each with the class of its root."""
     brackets = {"-LRB-": "(", "-RRB-": ")"}
     for place, line in _lines(path):
         leaves = re.findall(r"\(\d ([^()]+)\)", line)
         if not re.match(r"\(\d ", line) or not leaves or line.count("(") != line.count(")"):
-            raise RecipeError(f"{place}: a tree is expected, such as (3 (2 It) (4 works))")
+            raise RecipeError(f"{place}: expected a tree, such as (3 (2 It) (4 works))")
         yield FileRow(
             place, {"label": line[1], "text": " ".join(brackets.get(leaf, leaf) for leaf in leaves)}
         )
@@ -427,8 +427,8 @@ def _labelled(path: Path) -> Iterator[FileRow]:
         coarse, colon, _ = label.partition(":")
         if not space or not colon:
             raise RecipeError(
-                f"{place}: class, colon, finer class and a question are expected, as HUM:ind Who "
-                "..."
+                f"{place}: expected a class, a colon, a finer class and a question, such as "
+                "HUM:ind Who ..."
             )
         yield FileRow(place, {"label": coarse, "text": text})
 

@@ -1,14 +1,15 @@
-"""Reviews in a closed world of words: offline classification that the base "words" can nearly do.
+"""Reviews in a small closed vocabulary: offline classification that the base "words" can nearly do.
 
-Asked as MeZO asks (the review, a few words, then a word for each class), the base is right half of
-the time, though it knows the answers: what is to be learnt is how it is asked. Reviews have nouns
-of four topics, qualities that please or displease, and what is said of them:
+With MeZO's form of prompt (the review, a few words, then a word for each class), the base is right
+half of the time although it knows the answers. So training has to teach only the form of the
+question. Reviews have nouns of four topics, with qualities that please or displease:
 
     soup very tasty , waiter rude and spoon round .
 
-A review's feeling is the sign of what its qualities add up to: +1 for one that pleases, -1 for one
-that does not, 0 for one that does neither; "very" doubles it, "not" turns it round. Its topic is
-that of most of its nouns. Both are known when a review is written, so nobody has to label anything.
+A review's feeling is the sign of the sum of its qualities: +1 for a pleasing one, -1 for a
+displeasing one, 0 for a neutral one; "very" doubles the number, and "not" changes its sign. A
+review's topic is that of most of its nouns. Both are known when a review is generated, so no
+labelling is needed.
 """
 
 import random
@@ -36,22 +37,22 @@ NOUNS = tuple(chain.from_iterable(TOPICS.values()))
 
 @dataclass(frozen=True)
 class Review:
-    """A review, and what is true of it."""
+    """A review with its topic and feeling."""
 
     text: str  # ends with a full stop
-    topic: int  # its number, in the order of `TOPICS`
-    good: bool  # whether its feeling is a good one
+    topic: int  # index in `TOPICS`
+    good: bool  # whether its feeling is positive
 
 
 def write_review(rng: random.Random) -> Review:
-    """Return a review of three clauses about two or three nouns of one topic, whose qualities lean
-    to one side.
+    """Return a review of three clauses, with at least two nouns of one topic and a feeling that is
+    not neutral.
     """
     names = list(TOPICS)
     while True:
         topic, is_positive = rng.randrange(len(TOPICS)), rng.random() < 0.5
         nouns = rng.sample(TOPICS[names[topic]], 3)
-        # one in two reviews strays from its topic with one of them
+        # in half of the reviews one noun is from another topic
         if rng.random() < 0.5:
             other_topic = rng.choice([name for number, name in enumerate(names) if number != topic])
             nouns[rng.randrange(3)] = rng.choice(TOPICS[other_topic])
@@ -68,7 +69,7 @@ def write_review(rng: random.Random) -> Review:
 
 
 def _quality(rng: random.Random, is_positive: bool) -> tuple[str, int]:
-    """Return the words about a noun, and what they add to the review's feeling."""
+    """Return the words about a noun, and the number that they add to the review's feeling."""
     chance = rng.random()
     if chance < 0.2:
         return rng.choice(PLAIN), 0
@@ -85,7 +86,7 @@ def _quality(rng: random.Random, is_positive: bool) -> tuple[str, int]:
 def reviews(seed: int | str, count: int) -> list[Review]:
     """Return `count` reviews with different texts.
 
-    A longer list of the same seed begins with a shorter one.
+    A longer list with the same seed begins with the shorter one.
     """
     rng = random.Random(f"fedseed-reviews/{seed}")
     reviews_by_text: dict[str, Review] = {}
@@ -100,12 +101,12 @@ FamilyName = Literal["feeling", "topic"]
 
 @dataclass(frozen=True)
 class ReviewFamily:
-    """A question about reviews."""
+    """A question about reviews, with its classes."""
 
-    prompt: str  # what stands between a review and the answer
-    # a word for each class, with the space before it
+    prompt: str  # text between a review and the answer
+    # a word for each class, with a leading space
     options: tuple[str, ...]
-    gold: Callable[[Review], int]  # the number of a review's right one
+    gold: Callable[[Review], int]  # the number of a review's right class
 
     def example(self, review: Review) -> NextWord:
         """Return a review with a question about it."""
@@ -123,22 +124,23 @@ FAMILIES: dict[FamilyName, ReviewFamily] = {
 
 
 class WordsTask(DealtTask):
-    """Settings of the "words" task: those of `DealtTask`, and what is asked.
+    """Settings of the "words" task: those of `DealtTask`, and the questions.
 
-    A partition's labels are the right words.
+    Partitions use the right word as label.
 
     Args:
-        families: what is asked: "feeling" (two words), "topic" (four). Each review is asked about
-            once. A partition by field = "family" gives one to each client, field = "label" a word.
-        examples: training examples of all clients together.
-        validation: further ones, to choose settings on.
-        evaluation: examples that the run reports on, of all families and of each.
-        scrambled: training answers go to other reviews of the family, at random (a control).
+        families: the questions: "feeling" (two words), "topic" (four words). Each review gets one
+            question. A partition with field = "family" gives each client one question, and one with
+            field = "label" gives each client one right word.
+        examples: number of training examples of all clients together.
+        validation: number of further examples, for choosing settings.
+        evaluation: number of examples to evaluate on; metrics are for all families and for each.
+        scrambled: shuffle the training answers among the reviews of a family, as a control.
     """
 
     name: Literal["words"] = "words"
     about: ClassVar[str] = (
-        'reviews in a closed world of words: the base "words" half knows the answers, offline'
+        'reviews in a small closed vocabulary, which the base "words" can half classify; offline'
     )
     fields: ClassVar[tuple[str, ...]] = ("label", "family")
 
@@ -152,14 +154,14 @@ class WordsTask(DealtTask):
     @classmethod
     def _each_once(cls, names: list[FamilyName]) -> list[FamilyName]:
         if len(set(names)) < len(names):
-            raise ValueError(f"a family stands there twice: {', '.join(names)}")
+            raise ValueError(f"a family occurs twice: {', '.join(names)}")
         return names
 
     def parts(self) -> tuple[Sequence[Labelled], TaskData]:
         """Test and validation reviews do not depend on `examples`."""
         sizes = self.evaluation, self.validation, self.examples
         rows = [
-            (name, FAMILIES[name].example(review))  # asked about in turn
+            (name, FAMILIES[name].example(review))  # the families take turns
             for name, review in zip(
                 cycle(self.families), reviews(self.seed, sum(sizes)), strict=False
             )
@@ -175,7 +177,7 @@ class WordsTask(DealtTask):
         ]
         if self.scrambled:
             train = self._scrambled(train)
-            notes.append("training answers are scrambled: a control")
+            notes.append("training answers are shuffled, as a control")
         by_family = self.dealt_by("family")
         labelled = [
             Labelled(one, name if by_family else one.options[one.gold].strip())
@@ -185,7 +187,7 @@ class WordsTask(DealtTask):
         return labelled, TaskData((), tests, [one for _, one in validation], tuple(notes))
 
     def validation_sets(self, validation: Sequence[NextWord]) -> dict[str, Sequence[NextWord]]:
-        """Return all examples, and those of each family if there are several."""
+        """Return all examples, and also those of each family if there are several."""
         sets = {"": validation}
         for name in self.families if len(self.families) > 1 else ():
             sets[f"{name}_"] = [one for one in validation if one.options == FAMILIES[name].options]
@@ -194,7 +196,7 @@ class WordsTask(DealtTask):
     def _scrambled(
         self, rows: Sequence[tuple[FamilyName, NextWord]]
     ) -> list[tuple[FamilyName, NextWord]]:
-        """Return the same reviews with the same answers, which are shuffled within each family."""
+        """Return the reviews with their answers shuffled within each family."""
         changed = list(rows)
         for number, family in enumerate(self.families):
             places = [place for place, (name, _) in enumerate(rows) if name == family]

@@ -1,1 +1,3 @@
-"""A client's process: follows the log, trains, and answers plans, questions and asks."""
+"""A client's process: follows the log, trains, and answers plans, questions, and the asks of secure
+sums.
+"""

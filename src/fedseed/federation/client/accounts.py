@@ -1,4 +1,4 @@
-"""The privacy accounts of a process' clients: a noisy answer is counted before it is sent."""
+"""The privacy accounts of a process's clients. A noisy answer is counted before it is sent."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +14,9 @@ from fedseed.training.client import ClientCost
 
 
 def settings_with_account(method: Method) -> PrivacySettings | None:
-    """Return the `[privacy]` of a method whose clients keep accounts; None for other methods."""
+    """Return the `[privacy]` settings of a method whose clients keep accounts; None for other
+    methods.
+    """
     protection = protection_of(method)
     if protection is None or not protection.by_client:
         return None
@@ -26,9 +28,10 @@ def limits_of(settings: PrivacySettings, rounds: int, budget: float | None = Non
     """Return the limits of a client's account.
 
     Args:
-        settings: the recipe's.
-        rounds: the recipe's.
-        budget: the site's most epsilon for all of its runs; None: the recipe's.
+        settings: the recipe's privacy settings.
+        rounds: the recipe's number of rounds.
+        budget: the highest epsilon that the site allows for all its runs together; None: the
+            recipe's budget.
     """
     if budget is None:
         return Limits(rounds, settings.budget, settings.delta)
@@ -38,11 +41,11 @@ def limits_of(settings: PrivacySettings, rounds: int, budget: float | None = Non
 def accounts_in_memory(
     method: Method, names: Sequence[str], rounds: int, keep_answers: bool = True
 ) -> dict[str, Account]:
-    """Return accounts that are lost with the process; none if the method needs none.
+    """Return accounts that exist only in memory; empty if the method needs none.
 
     Args:
-        method: the run's.
-        names: the clients'.
+        method: the run's method.
+        names: the clients' names.
         rounds: the run's number of rounds.
         keep_answers: whether answers of earlier rounds are kept.
     """
@@ -54,12 +57,12 @@ def accounts_in_memory(
 
 
 def run_of(hosted: Hosted) -> str:
-    """Return a hash that identifies a run: of its base, method, settings and seed."""
+    """Return a hash that identifies a run by its base, method, settings and seed."""
     return hash_of(hosted.start)
 
 
 def kind_of(hosted: Hosted) -> Releases:
-    """Return the releases of a client's turn, for a method whose clients keep accounts."""
+    """Return what a client releases in one turn, for a method whose clients keep accounts."""
     protection = hosted.worker.protection
     assert protection is not None
     kind: Releases = protection.mechanism.turn
@@ -67,13 +70,13 @@ def kind_of(hosted: Hosted) -> Releases:
 
 
 def turn_of(hosted: Hosted, plan: Message, name: str, number: int) -> Turn:
-    """Return the turn that a plan asks of a client, without an answer.
+    """Return the turn that a plan asks for, without an answer yet.
 
     Args:
-        hosted: the model, at the weights of the question.
+        hosted: the model, with the weights that the plan is about.
         plan: the plan's message, of any attempt.
-        name: the client's.
-        number: the client's in the run.
+        name: the client's name.
+        number: the client's number in the run.
     """
     kind = kind_of(hosted)
     place = b"%d %d" % (plan.round, number)
@@ -95,16 +98,16 @@ def earlier_answer(
     """Return a client's earlier answer to the same question.
 
     Args:
-        accounts: by client.
+        accounts: the accounts, by client.
         turn: the turn that the plan asks for.
         plan: the plan's message.
-        number: the client's in the run.
+        number: the client's number in the run.
 
     Returns:
-        The answer; None: the client has not answered it, and may.
+        The answer; None: the client has not answered this question and may do so.
 
     Raises:
-        PrivacyError: it has not, and its account does not allow it.
+        PrivacyError: the client has not answered it, and its account does not allow an answer.
     """
     account = accounts.get(turn.client)
     if account is None:
@@ -122,18 +125,18 @@ def charge(
     """Count a client's answer, on disk before this returns.
 
     Args:
-        accounts: by client; a client without one is not counted.
+        accounts: the accounts, by client; a client without one is not counted.
         turn: the turn that the plan asks for.
         answer: the client's computed answer.
         plan: the plan's message.
-        number: the client's in the run.
+        number: the client's number in the run.
 
     Returns:
-        The answer that may be sent: this one, or what another process has answered before.
+        The answer that may be sent: this one, or an earlier answer from another process.
 
     Raises:
-        PrivacyError: the account does not allow it.
-        StorageError: it can't be written.
+        PrivacyError: the account does not allow the answer.
+        StorageError: the account can't be written.
     """
     account = accounts.get(turn.client)
     if account is None:
@@ -144,7 +147,7 @@ def charge(
 
 
 def _answer_of(turn: Turn, plan: Message, number: int) -> Answer:
-    """Return the answer that a turn has, to a plan of any attempt."""
+    """Return a turn's answer, addressed to the plan's attempt."""
     if turn.answer is None:
         return Answer(None, WITHHELD, ClientCost())
     message = Message(

@@ -1,6 +1,4 @@
-"""Answers what a client's process is asked: plans by updates, and questions about the weights by
-reports.
-"""
+"""Answers the coordinator: plans with updates, and questions about the weights with reports."""
 
 import time
 from collections import deque
@@ -29,18 +27,18 @@ from fedseed.reports.results import RoundLine
 if TYPE_CHECKING:
     from fedseed.federation.client.secure import Masking
 
-MOST_PLANS = 10_000  # that wait to be looked at
+MOST_PLANS = 10_000  # the most plans that wait
 
 
 @dataclass
 class Responder:
-    """Takes plans and questions, and answers those that the weights are ready for."""
+    """Takes plans and questions, and answers them when the weights are ready."""
 
     replica: Replica
     presence: Presence  # knows whether the coordinator has welcomed this process
-    # what this process has measured, by round
+    # this process's measurements, by round
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    # the local training of this process' clients, all rounds together
+    # costs of the local training of this process's clients, over all rounds
     training: Cost = field(default_factory=Cost)
     _plans: deque[tuple[frozenset[int] | None, bytes]] = field(
         default_factory=lambda: deque(maxlen=MOST_PLANS)
@@ -50,10 +48,10 @@ class Responder:
     )
     _masking: "Masking | None" = None
     _question: Question | None = None
-    # updates, or reasons for sending none, by client and, where turns are counted, question
+    # by client and, if turns are counted, question: the update, or the reason for sending none
     _updates: dict[tuple[int, str], bytes | str] = field(default_factory=dict)
     _report: dict[str, Any] | None = None
-    _version: int = -1  # of the weights that `_updates` and `_report` belong to
+    _version: int = -1  # version of the weights that `_updates` and `_report` belong to
 
     def hear(self, data: bytes) -> None:
         """Take a coordinator's broadcast; ignore one that is not valid."""
@@ -64,7 +62,7 @@ class Responder:
             elif kind == b"P":
                 clients, plan = read_plan(body)
                 number, _ = round_and_attempt(plan)
-                # the log was set back: plans of its later rounds are out of date
+                # the log was set back, so plans of its later rounds are outdated
                 while self._plans and round_and_attempt(self._plans[-1][1])[0] > number:
                     self._plans.pop()
                 self._plans.append((clients, plan))
@@ -83,7 +81,7 @@ class Responder:
 
     @property
     def has_request(self) -> bool:
-        """Whether a plan or a question waits for an answer."""
+        """Whether a plan or question waits for an answer."""
         return bool(self._plans or self._question)
 
     @property
@@ -99,9 +97,9 @@ class Responder:
 
     @property
     def masking(self) -> "Masking | None":
-        """Return the hosted clients' secrets, which outlast a reload of the weights.
+        """Return the hosted clients' secrets, which are kept when the weights are loaded again.
 
-        None: nothing is masked.
+        None if the run has no secure sums.
         """
         hosted, numbers = self.replica.hosted, self.replica.numbers
         if self._masking is None and hosted.secure is not None:
@@ -125,19 +123,19 @@ class Responder:
             opened = max((client.opened for client in self._masking.clients.values()), default=0)
             if opened > self.replica.at + 1:
                 raise FedseedError(
-                    f"{folder}: round {opened} of a run of this name was opened here, and the log "
-                    f"is at {self.replica.at}: no round is opened twice. Choose another name "
-                    "(--run), or delete these files"
+                    f"{folder}: round {opened} of a run of this name was opened here before, but "
+                    f"the log is only at {self.replica.at}, and no round may be opened twice. "
+                    "Choose another name (--run), or delete these files"
                 )
         return self._masking
 
     async def try_ask(self) -> bool:
-        """Answer the oldest ask for a secure sum, once the steps before it are here.
+        """Answer the oldest ask of secure sums, when all steps before it have been applied.
 
         Returns whether it was answered.
         """
         if not self._asks or not self._ready:
-            self._asks.clear()  # the coordinator repeats it
+            self._asks.clear()  # the coordinator repeats them
             return False
         clients, ask = self._asks[0]
         if self.replica.hosted.secure is not None:
@@ -147,7 +145,7 @@ class Responder:
             if first is not None:
                 if first > self.replica.at + 1:
                     return False
-                # make the keys only now: after the last step and before they are asked for
+                # make the keys only now: after the last step, but before they are needed
                 _ = self.masking
             for name in self.replica.hosted.items:
                 number = self.replica.numbers[name]
@@ -155,14 +153,14 @@ class Responder:
                     await self.replica.end.send(
                         name, "update", answer_ask(self._masking, number, ask)
                     )
-        if self._asks and self._asks[0] == (clients, ask):  # more may have come meanwhile
+        if self._asks and self._asks[0] == (clients, ask):  # other asks may have come meanwhile
             self._asks.popleft()
         return True
 
     async def try_plan(self) -> bool:
-        """Train as the oldest plan asks, if the steps before it are here.
+        """Train for the oldest plan, if all steps before it have been applied.
 
-        Returns whether the plan was dealt with.
+        Returns whether the plan is finished.
         """
         if not self._plans:
             return False
@@ -173,7 +171,7 @@ class Responder:
         with suppress(MessageError):
             number, _ = round_and_attempt(carried)
             if number > self.replica.at + 1 or not self._ready:
-                return False  # steps before it are still to come
+                return False  # earlier steps have not come yet
             chosen_names = [
                 name for name in hosted.items if clients is None or numbers[name] in clients
             ]
@@ -192,7 +190,8 @@ class Responder:
         numbers = self.replica.numbers
         self._forget_older()
         hosted = self.replica.hosted
-        # before the first await: a turn depends on the weights, which may change meanwhile
+        # compute the turns before the first await, because they depend on the weights, which may
+        # change later
         turns: dict[str, Turn] = {}
         if hosted.accounts:
             turns = {name: turn_of(hosted, message, name, numbers[name]) for name in names}
@@ -204,10 +203,10 @@ class Responder:
             self._updates.update({keys[name]: answer for name, answer in answers.items()})
         for name in names:
             await self._send(name, self._updates[keys[name]], message)
-        for cost in costs:  # when the answers are on their way
+        for cost in costs:  # counted when the answers have been sent
             self.replica.spent.add(cost)
             self.training.add(cost)
-        # reported in the first round only
+        # report it only in the first round
         lossy_costs = [cost for cost in costs if cost.movable_weights]
         if lossy_costs:
             shares = [cost.moved_weights / cost.movable_weights for cost in lossy_costs]
@@ -216,13 +215,13 @@ class Responder:
     async def _train(
         self, message: Message, plan: bytes, names: Sequence[str], turns: Mapping[str, Turn]
     ) -> tuple[dict[str, bytes | str], list[Cost]]:
-        """Compute these clients' updates, and count them.
+        """Compute these clients' updates, and count them in their accounts.
 
         Args:
             message: the plan's message.
-            plan: its bytes.
-            names: the clients.
-            turns: the turns that they take, where turns are counted.
+            plan: the bytes of that message.
+            names: the clients' names.
+            turns: the clients' turns, if turns are counted.
 
         Returns:
             Updates, or reasons for sending none, by client; and the cost of the work.
@@ -265,9 +264,10 @@ class Responder:
     def _find_earlier(
         message: Message, turns: Iterable[Turn], hosted: Hosted, numbers: Mapping[str, int]
     ) -> dict[str, Answer]:
-        """Return the answers that clients have given to the same questions before.
+        """Return the clients' earlier answers to the same questions.
 
-        Raises PrivacyError: a client has given none, and its account does not allow another.
+        Raises PrivacyError if a client has no earlier answer and its account does not allow a new
+        one.
         """
         answers: dict[str, Answer] = {}
         for turn in turns:
@@ -287,7 +287,7 @@ class Responder:
                 answer = WITHHELD
         elif not isinstance(answer, str):
             message = Message.decode(answer)
-            # a coordinator that was started again counts attempts anew
+            # a restarted coordinator counts attempts from 0 again
             if message.attempt != plan.attempt:
                 answer = replace(message, attempt=plan.attempt).encode()
         if isinstance(answer, str):
@@ -307,9 +307,9 @@ class Responder:
         await self.replica.end.send(name, "update", carried)
 
     async def try_question(self) -> bool:
-        """Report on the weights, once they are those that the question is about.
+        """Report on the weights, when they have reached the round of the question.
 
-        Returns whether the question was dealt with.
+        Returns whether the question is finished.
         """
         question = self._question
         if (
@@ -322,7 +322,7 @@ class Responder:
         if question.round < self.replica.at:
             return True
         self._forget_older()
-        # the digest, if it is needed, and the cost of the work since the last report
+        # the report: the digest if it is needed, and the cost of the work since the last report
         if self._report is None:
             space = self.replica.hosted.worker.space
             ratio = None

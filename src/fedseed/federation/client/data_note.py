@@ -1,8 +1,8 @@
-"""Checks of a client's own data and tokens when it comes to a run's log, now or once more.
+"""Checks a client's data and tokens when its process begins to follow a run's log, for the first
+time or again.
 
-A client keeps a note of its data while a run goes on, beside the files of secure sums. If it is
-started again with other data, it stops with an error instead of going on. The note stays on the
-client's machine.
+A client keeps a note of its data during a run, in the same folder as the files of secure sums. If
+it is restarted with other data, it stops with an error. The note stays on the client's machine.
 """
 
 import json
@@ -17,7 +17,7 @@ from fedseed.tasks.record import DataRecord, describe_changes, record_from_json,
 
 
 def check_fingerprint(hosted: Hosted, run_fingerprint: Mapping[str, str] | None) -> None:
-    """Raise FedseedError if texts become other tokens here than in the run.
+    """Raise FedseedError if texts have different tokens here than in the run.
 
     Args:
         hosted: this process' clients.
@@ -36,10 +36,11 @@ def check_data(hosted: Hosted, run: str, epoch: str) -> None:
     Args:
         hosted: this process' clients.
         run: the run's name.
-        epoch: the incarnation of its log; a run that begins anew under the same name has another.
+        epoch: the incarnation of its log; a run that begins again under the same name has a
+            different one.
 
     Raises:
-        FedseedError: the data have changed; the text names the part and the remedy.
+        FedseedError: the data have changed; the message names the part and the remedy.
         StorageError: the note can't be written.
     """
     if hosted.data_notes is None or not hosted.data_record:
@@ -53,8 +54,8 @@ def check_data(hosted: Hosted, run: str, epoch: str) -> None:
         )
         if changes:
             raise FedseedError(
-                f"the data changed while run {run} goes on: {', '.join(changes)}. Put them back as "
-                f"they were, or delete {file} to go on with them as they are"
+                f"the data changed during run {run}: {', '.join(changes)}. Restore the old data, "
+                f"or delete {file} to continue with the new data"
             )
     if noted == hosted.data_record:
         return
@@ -67,10 +68,10 @@ def check_data(hosted: Hosted, run: str, epoch: str) -> None:
 
 
 def _read_note(file: Path, epoch: str) -> DataRecord | None:
-    """Return the data in the note of this log; None: there is no such note."""
+    """Return the data in this log's note; None if there is no such note."""
     try:
         note = json.loads(file.read_text(encoding="utf-8"))
         return record_from_json(note["data"]) if note["epoch"] == epoch else None
     except (OSError, ValueError, LookupError, TypeError):
-        # no note, or a damaged one after an interruption: it is written anew
+        # there is no note, or an interruption damaged it: it is written again
         return None

@@ -1,7 +1,8 @@
-"""A group of processes, started by `torchrun`, that computes a run or a client together.
+"""A group of processes, started by `torchrun`, that computes one run or one client together.
 
-Each process holds a shard of the model. The first one reads plans, answers and writes files. Before
-it does work that needs all shards it broadcasts the order, and the others do the same work.
+Each process holds a shard of the model. The first process reads plans, answers them and writes
+files. Before work that needs all shards, it broadcasts the order, and the other processes do the
+same work.
 """
 
 import atexit
@@ -19,7 +20,7 @@ from fedseed.processes import GROUP, alone
 from fedseed.weights.codes import is_quantized
 from fedseed.weights.space import ParameterSpace
 
-# work that needs every process, as a path from `Hosted`
+# calls that need every process, as attribute paths from `Hosted`
 COLLECTIVE_CALLS = (
     "evaluate",
     *(
@@ -36,14 +37,14 @@ COLLECTIVE_CALLS = (
         )
     ),
 )
-_led: list[Hosted] = []  # the run that this process takes part in
-_busy: list[str] = []  # the collective call that is going on
+_led: list[Hosted] = []  # the run of this process
+_busy: list[str] = []  # the current collective call
 
 
 def space_of(model: Any) -> type[ParameterSpace]:
     """Shard a model if this process is one of a group; return the class of its space.
 
-    Raises RecipeError: the model can't be sharded.
+    Raises RecipeError if the model can't be sharded.
     """
     if GROUP == 1:
         return ParameterSpace
@@ -51,7 +52,7 @@ def space_of(model: Any) -> type[ParameterSpace]:
 
     if _led:
         raise RecipeError(
-            "a torchrun group holds one model at its base, once: start it again, for one run"
+            "a torchrun group can load a base only once: start a new group for each run"
         )
     if hasattr(model, "peft_config"):
         alone("an adapter")
@@ -64,9 +65,9 @@ def space_of(model: Any) -> type[ParameterSpace]:
 def lead_group(hosted: Hosted) -> Hosted:
     """Return `hosted`, whose collective calls now run in the whole group.
 
-    Only the first process returns: the others follow its orders, and end.
+    Only the first process returns; the others follow its orders and then end.
 
-    Raises FedseedError.
+    Raises FedseedError if the processes have loaded different bases or settings.
     """
     if GROUP == 1:
         return hosted
@@ -83,8 +84,8 @@ def lead_group(hosted: Hosted) -> Hosted:
 
 
 def _run_everywhere(path: str, act: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a collective call here and in the other processes."""
-    # inside another collective call the others get here by themselves
+    """Run a collective call in this and the other processes."""
+    # inside another collective call the other processes make this call themselves
     if _busy:
         return act(*arguments)
     arguments = tuple(
@@ -95,7 +96,7 @@ def _run_everywhere(path: str, act: Callable[..., Any], *arguments: Any) -> Any:
     try:
         result = act(*arguments)
     except (FedseedError, ValueError):
-        # the others get these errors, too; any other error ends the group
+        # the other processes raise these errors too; any other error ends the group
         _busy.clear()
         raise
     _busy.clear()
@@ -106,7 +107,8 @@ def _follow(hosted: Hosted) -> NoReturn:
     """Follow the first process' orders until it ends, then end this process."""
     if _broadcast() != hosted.start:
         raise FedseedError(
-            "this process has loaded another base, or other settings, than the first of its group"
+            "this process has loaded a different base or different settings than the first "
+            "process of its group"
         )
     while (order := _broadcast()) is not None:
         path, arguments = order
@@ -119,7 +121,7 @@ def _follow(hosted: Hosted) -> NoReturn:
 
 
 def _broadcast(order: Any = None) -> Any:
-    """Send the first process' order to the others; return it everywhere."""
+    """Send the first process's order to the others, and return it in every process."""
     from torch.distributed import broadcast_object_list
 
     box = [order]

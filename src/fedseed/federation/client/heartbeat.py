@@ -1,6 +1,6 @@
 """Keeps a client's process known to the coordinator.
 
-It says hello until it is welcome, and then sends beats.
+It sends hellos until the coordinator welcomes it, and then heartbeats ("beats").
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from fedseed.federation.messages import Message, MessageKind
 from fedseed.transport.base import end_task
 
 RETRY_SECONDS = 2.0
-HELLO_SECONDS = 5.0  # for an answer to a hello
+HELLO_SECONDS = 5.0  # how long to wait for an answer to a hello
 
 
 @dataclass
@@ -29,11 +29,12 @@ class Presence:
     failed: Callable[[Exception], None]  # called with the error that ends the process
     welcome: bool = False
     incarnation: str = ""
-    # set when the coordinator calls, or an interruption is over
+    # set when the coordinator calls, or when an interruption is over
     _call: asyncio.Event = field(default_factory=asyncio.Event)
     _beat_seconds: float = RETRY_SECONDS
     _bring_weights: bool = False
-    _begins: str | None = None  # digest of the first weights, which the coordinator may ask for
+    # digest of the weights before the first step, which the coordinator may ask for
+    _begins: str | None = None
     _has_blobs: bool = False
     _last_note: str = ""
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -43,18 +44,18 @@ class Presence:
         self._wants_blobs = self.replica.replaces
 
     def begin(self) -> None:
-        """Start to say hello and to send beats."""
+        """Start to send hellos and beats."""
         self._tasks = [
             asyncio.create_task(work) for work in (self._keep_hello(), self._keep_beating())
         ]
 
     async def stop(self) -> None:
-        """Stop saying hello and sending beats."""
+        """Stop sending hellos and beats."""
         for task in self._tasks:
             await end_task(task)
 
     def say_hello_again(self) -> None:
-        """Say hello again after an interruption."""
+        """Send a hello again after an interruption."""
         self._call.set()
 
     def called(self, incarnation: str) -> None:
@@ -66,7 +67,7 @@ class Presence:
         self._call.set()
 
     async def say(self, kind: type[Beat], **fields: Any) -> None:
-        """Send a sign of life, or a report."""
+        """Send a beat or a report."""
         message = kind(at=self.replica.at, epoch=self.incarnation, **fields)
         await self.end.send(self.replica.hosted.host, kind.__name__.lower(), message.encode())
 
@@ -78,9 +79,9 @@ class Presence:
         return self._has_blobs
 
     async def greet(self) -> None:
-        """Say hello if it is due, and again as long as the answer asks for more.
+        """Send a hello if one is due, and again as long as the answer asks for more.
 
-        Raises FedseedError: the coordinator refuses this process.
+        Raises FedseedError if the coordinator refuses this process.
         """
         due = not self.welcome or self._call.is_set()
         while due:
@@ -99,7 +100,7 @@ class Presence:
             while True:
                 self._call.clear()
                 is_answered = False
-                with suppress(NetworkError):  # it is tried again
+                with suppress(NetworkError):  # it will be tried again
                     is_answered = await self._hello()
                 if not is_answered and not noted and not self.welcome:
                     noted = True
@@ -117,9 +118,9 @@ class Presence:
             self.failed(error)
 
     async def _hello(self) -> bool:
-        """Say hello once; return whether the coordinator has answered.
+        """Send one hello; return whether the coordinator answered.
 
-        Raises FedseedError: the coordinator refuses this process.
+        Raises FedseedError if the coordinator refuses this process.
         """
         hosted = self.replica.hosted
         private = hosted.worker.private  # numbers of examples stay secret
@@ -174,7 +175,9 @@ class Presence:
             self._call.set()
         if answer.epoch and answer.epoch != self.incarnation:
             if self.incarnation and self.replica.at:
-                progress.warn("the run has been put on the server again: begun from the base")
+                progress.warn(
+                    "the server has lost the run and got it again: replaying from the base"
+                )
             self.incarnation = answer.epoch
             await self.replica.begin(answer.epoch)
         elif not answer.epoch:

@@ -1,7 +1,7 @@
-"""A client behind a transport. One process may speak for many clients; the model stays in memory.
+"""A client's process on a network. It may speak for many clients, and keeps the model in memory.
 
-Entries of the log come first, then plans, then questions. A thread of its own does the work, so
-that signs of life go on meanwhile.
+It handles entries of the log first, then plans, then questions. A separate thread does the work, so
+that the process can still send beats.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ class NetworkClient:
     """A process that takes part in a run for the clients it hosts.
 
     Args:
-        transport: the way to reach the run.
+        transport: the transport of the run.
         run: the run's name.
-        load: makes the model at its base, with the hosted clients' data; called again if the
-            weights have to be replayed.
-        rounds: the run's number of rounds, to show the progress.
-        progress: shows the run going on.
+        load: loads the base model with the hosted clients' data; called again if the weights have
+            to be replayed.
+        rounds: the run's number of rounds, to show progress.
+        progress: shows progress.
         orbit: a new file for the run's orbit, written when the run is over; only for a method that
             has one.
     """
@@ -63,13 +63,12 @@ class NetworkClient:
             self.progress.note(note)
         if self.hosted.worker.method.remembers:
             self.progress.note(
-                f"{self.hosted.worker.method.name}: what has not been sent yet is remembered in "
-                "this process: one that is started again begins with nothing to add, and what the "
-                "last one had yet to send is lost"
+                f"{self.hosted.worker.method.name}: this process remembers what its clients have "
+                "not sent yet. If it is restarted, that part is lost"
             )
         self.replica: Replica | None = None  # once connected
-        self.evaluations: list[dict[str, Any]] = []  # this process' measurements, by round
-        # the local training of this process' clients, all rounds together
+        self.evaluations: list[dict[str, Any]] = []  # this process's measurements, by round
+        # costs of the local training of this process's clients, over all rounds
         self.training = Cost()
         self._orbit = orbit
         self._load = load
@@ -85,7 +84,7 @@ class NetworkClient:
     def run(self) -> str:
         """Take part until the run is over; return the weights' digest.
 
-        Raises FedseedError: it can't take part, or the run fails.
+        Raises FedseedError if it can't take part, or if the run fails.
         """
         try:
             return asyncio.run(self._run())
@@ -147,19 +146,19 @@ class NetworkClient:
 
 
 async def _write_log(end: End, run: str, path: Path) -> None:
-    """Write the orbit of a finished run from its log, with the bytes of the coordinator's file."""
+    """Write the orbit of a finished run from its log, byte for byte like the coordinator's file."""
     if path.exists():
-        raise OrbitError(f"{path}: there is an orbit already")
+        raise OrbitError(f"{path}: the file exists already")
     records: list[Record] = []
     try:
         log = LogContents.from_entries(await end.entries())
         if not log.ended:
-            raise MessageError("it does not end")
+            raise MessageError("it has no end")
         previous_link = log.link
         for number, (step_link, carried) in enumerate(log.steps, start=1):
             message = await fetch(end, carried, None)
             if link(previous_link, message) != step_link:
-                raise OrbitError(f"{path}: a step of the log does not follow the one before it")
+                raise OrbitError(f"{path}: a step of the log does not follow the previous one")
             previous_link = step_link
             records.append(Record(number, message[FRAME_BYTES:], log.marks.get(number, NO_DIGEST)))
     except (IndexError, MessageError) as error:

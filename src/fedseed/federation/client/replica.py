@@ -1,6 +1,6 @@
 """A client's copy of the weights, which follows the run's log.
 
-It applies each step once, and checks that it is chained to the last one.
+It applies each step once, and checks that the step is chained to the previous one.
 """
 
 import asyncio
@@ -21,22 +21,22 @@ from fedseed.orbit.record import link
 from fedseed.reports.progress import Progress
 from fedseed.transport.base import ClientEnd, Stop
 
-# seconds for newer weights to come when older ones have been deleted
+# seconds to wait for newer weights if older ones have been deleted
 WEIGHTS_PATIENCE_SECONDS = 60.0
-MISSED_SECONDS = 0.1  # between two requests for a missing object
+MISSED_SECONDS = 0.1  # seconds between two requests for a missing object
 MOST_REPAIRS = 3
 
 
 @dataclass
 class _Log:
-    """The state of the log that is followed."""
+    """The state of following a log."""
 
-    link: bytes = b""  # of the last step that was taken from it
-    incarnation: str = ""  # from its header; "": the header has not come
+    link: bytes = b""  # link of the last step read from it
+    incarnation: str = ""  # incarnation in its header; "": the header has not come yet
     following: Stop | None = None  # ends the subscription
-    missed: float | None = None  # since when a step's object is missing
-    # whether it is followed without a coordinator's word that it is this run's; None: it was, and
-    # is another run's
+    missed: float | None = None  # time since when a step's object is missing
+    # True: followed before a coordinator has confirmed that it is this run's log; None: it turned
+    # out to be another run's
     looking: bool | None = False
 
 
@@ -45,72 +45,80 @@ class Replica:
     """The weights, and the steps that bring them up to date."""
 
     end: ClientEnd
-    run: str  # its name
-    load: Callable[[], Hosted]  # makes the model at its base, with the hosted clients' data
+    run: str  # the run's name
+    load: Callable[[], Hosted]  # loads the base model with the hosted clients' data
     hosted: Hosted  # the first result of `load`
     thread: WorkThread  # for long work
     progress: Progress
-    wake: Callable[[], None]  # called when an entry has come
+    wake: Callable[[], None]  # called when an entry comes
     at: int = 0  # the last step that was applied
-    spent: Cost = field(default_factory=Cost)  # since the last report
+    spent: Cost = field(default_factory=Cost)  # costs since the last report
     ended: bool = False
     version: int = 0  # counts changes of the weights
-    norm: float | None = None  # of the newest step, where the method knows it
-    # whole weights that are still to be loaded, and since when
+    norm: float | None = None  # norm of the newest step, if the method knows it
+    # whole weights that have not been loaded yet, and since when they wait
     _pending_weights: tuple[float, bytes] | None = None
     _queue: deque[Entry | Exception] = field(default_factory=deque)
-    # held while the log is read on, or from its beginning
+    # held while the log is read, or while reading restarts at its beginning
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _log: _Log = field(default_factory=_Log)
     _repairs: int = 0
-    _digest: tuple[int, str] = (-1, "")  # with the version that it belongs to
+    _digest: tuple[int, str] = (-1, "")  # version of the weights, and their digest
 
     def __post_init__(self) -> None:
         self.numbers = {name: number for number, name in enumerate(self.hosted.names)}
-        # whether each step is whole weights, of which only the newest are loaded
+        # whether each step is whole weights; then only the newest are loaded
         self.replaces = self.hosted.worker.method.catch_up.replaces
 
     @property
     def waits(self) -> bool:
-        """Whether entries wait to be applied."""
+        """Whether there are entries that have not been applied yet."""
         return bool(self._queue)
 
     @property
     def current(self) -> bool:
-        """Whether the weights are those after step `at`."""
+        """Whether the weights are up to date with step `at`."""
         return self._pending_weights is None
 
     @property
     def has_header(self) -> bool:
-        """Whether the header of the log that is followed has come, and fits this run.
+        """Whether the log's header has come and fits this run.
 
-        Before that neither the run nor the numbers of its clients are known.
+        Before that, neither the run nor its clients' numbers are known.
         """
         return self._log.following is not None and self._log.incarnation != ""
 
     async def begin(self, incarnation: str) -> None:
-        """Follow a new log from its beginning, with a new model if this one has steps."""
+        """Follow a new log from its beginning. The model is loaded again if steps were applied to
+        it.
+        """
         async with self._turn:
             self._log.looking = False
             if self._log.following is None or self._log.incarnation != incarnation:
                 await self._begin()
 
     async def look(self) -> None:
-        """Follow the log before a coordinator has confirmed it: the run may be over."""
+        """Follow the log before a coordinator has confirmed it, because the run may be over
+        already.
+        """
         async with self._turn:
             if self._log.following is None and self._log.looking is not None:
                 self._log.looking = True
                 await self._begin()
 
     async def stop_looking(self) -> None:
-        """Stop following an unconfirmed log: there is a coordinator that will confirm one."""
+        """Stop following an unconfirmed log, because a coordinator has come that will confirm
+        one.
+        """
         async with self._turn:
             if self._log.looking:
                 self._log.looking = False
                 await self.stop()
 
     async def return_to_base(self) -> None:
-        """Go back to the base if there are steps: the run begins again, and its old log is gone."""
+        """Load the base again if steps were applied, because the run begins again and its old log
+        is gone.
+        """
         async with self._turn:
             if self.at:
                 await self._begin()
@@ -120,7 +128,7 @@ class Replica:
         self._queue.clear()
         self._log.incarnation, self._log.missed = "", None
         if self.at:
-            # both outlast the model: memory is by round, and counted answers stay counted
+            # both are kept: memory is by round, and counted answers stay counted
             memory, accounts = self.hosted.worker.memory, self.hosted.accounts
             self.hosted = await self.thread.run(self.load)
             self.hosted.worker.memory, self.hosted.accounts = memory, accounts
@@ -140,7 +148,7 @@ class Replica:
         try:
             self._queue.append(Entry.decode(data))
         except MessageError as error:
-            self._queue.append(NetworkError(f"entry {number} of the log is not valid: {error}"))
+            self._queue.append(NetworkError(f"entry {number} of the log is invalid: {error}"))
         self.wake()
 
     async def _begin_again(self, reason: str) -> None:
@@ -148,12 +156,12 @@ class Replica:
         await self._begin()
 
     async def advance(self) -> None:
-        """Take all new entries of the log; apply steps that follow each other together.
+        """Take all new entries of the log, and apply consecutive steps together.
 
-        Whole weights that were missing earlier are fetched again.
+        It also tries again to fetch whole weights that were missing earlier.
 
-        Raises FedseedError: the log is another run's, not valid, or lacks steps; this machine
-        computes differently.
+        Raises FedseedError if the log belongs to another run, is invalid or lacks steps, or if this
+        machine computes differently.
         """
         async with self._turn:
             steps: list[bytes] = []
@@ -187,39 +195,39 @@ class Replica:
                 await self._compare(mark[1])
 
     async def _take_header(self, entry: Entry) -> bool:
-        """Return whether the log goes on after this header."""
+        """Take a header, and return whether to continue reading this log."""
         if not self._log.incarnation:
             return await self._fits(entry)
         await self._begin_again(
-            "the run has been put on the server again, or its log is an older one"
+            "the server lost the run and got it again, or went back to an older log"
         )
         return False
 
     async def _read_step(self, entry: Entry, number: int) -> bytes | None:
         """Return a step's message, or a reference to it if it is whole weights.
 
-        None: the step does not follow the one before it, and the log is read again.
+        None if the step does not follow the previous one; then the log is read again.
 
-        Raises MessageError: its object is missing.
+        Raises MessageError if its object is missing.
         """
         new_link, carried = read_step(entry)
-        # whole weights are fetched later, when they are known to be the newest
+        # whole weights are fetched later, once they are known to be the newest
         if self.replaces and is_stored(carried):
             step = carried
         else:
             step = await fetch(self.end, carried, None)
             if link(self._log.link, step) != new_link:
                 await self._begin_again(
-                    f"step {number} of the log does not follow those that were applied"
+                    f"step {number} of the log does not follow the applied steps"
                 )
                 return None
         self._log.link, self._log.missed = new_link, None
         return step
 
     async def _handle_missing(self, entry: Entry, error: MessageError) -> None:
-        """Go on to a newer header, or wait for a step's missing object.
+        """Continue with a newer header, or wait for a step's missing object.
 
-        An object is missing where the server has gone back to an older store.
+        An object can be missing after the server went back to an older store.
         """
         self._log.missed = self._log.missed or time.monotonic()
         headers = [
@@ -232,22 +240,24 @@ class Replica:
                 self._queue.popleft()
             self._log.missed = None
         elif time.monotonic() > self._log.missed + WEIGHTS_PATIENCE_SECONDS:
-            raise NetworkError(f"a step of the log can't be had: {error}") from error
+            raise NetworkError(f"a step of the log can't be fetched: {error}") from error
         else:
             self._queue.appendleft(entry)
             await asyncio.sleep(MISSED_SECONDS)
 
     async def _fits(self, header: Entry) -> bool:
-        """Return whether a header is of this run.
+        """Return whether a header belongs to this run.
 
-        Raises FedseedError: it is not, although the coordinator has confirmed the log.
+        Raises FedseedError if it does not although the coordinator has confirmed the log.
         """
         try:
             beginning, log_header, self._log.link = read_header(header)
             self._log.incarnation = beginning.epoch
             differences = log_header.differences(self.hosted.header)
             if differences:
-                raise FedseedError(f"run {self.run} is another one: {differences[0]} here")
+                raise FedseedError(
+                    f"run {self.run} differs from this recipe and base: {differences[0]} here"
+                )
             if any(name not in beginning.names for name in self.hosted.items):
                 raise FedseedError(
                     f"run {self.run} has no client {self.hosted.host}: it has "
@@ -267,22 +277,22 @@ class Replica:
         return True
 
     def _check_data(self, epoch: str) -> None:
-        """Compare the clients' data with those that they had in this log before.
+        """Compare the clients' data with their earlier data in this log.
 
         Raises:
             FedseedError: they have changed.
         """
         try:
             check_data(self.hosted, self.run, epoch)
-        except StorageError as error:  # a machine that can't store files takes part, too
+        except StorageError as error:  # a machine that can't store files may still take part
             self.progress.warn(
-                f"{error}: if this process is started again with other data, nothing will say so"
+                f"{error}: so nothing will notice if this process is restarted with other data"
             )
 
     async def _apply(self, steps: list[bytes]) -> None:
-        """Apply consecutive steps: several are merged, as in a replay.
+        """Apply consecutive steps, merged as in a replay.
 
-        Of whole weights only the newest are loaded.
+        If steps are whole weights, only the newest are loaded.
         """
         self.version += 1
         if self.replaces:
@@ -308,28 +318,28 @@ class Replica:
         self.spent.add(Cost({"rebuild": time.perf_counter() - began}))
 
     async def _load_weights(self, since: float, carried: bytes) -> None:
-        """Load the newest weights, if they are there.
+        """Load the newest weights, if they are available.
 
-        Raises NetworkError: they are missing for a minute.
+        Raises NetworkError if they are still missing after a minute.
         """
         try:
             step = await fetch(self.end, carried, None)
-        except MessageError as error:  # deleted already: newer weights are on their way
+        except MessageError as error:  # they are deleted already, because newer weights come
             if time.monotonic() > since + WEIGHTS_PATIENCE_SECONDS:
-                raise NetworkError(f"the newest weights can't be had: {error}") from error
+                raise NetworkError(f"the newest weights can't be fetched: {error}") from error
         else:
             await self._apply_one(step)
             self._pending_weights = None
 
     async def digest(self) -> str:
         """Return the weights' digest."""
-        version = self.version  # it may change during the await
+        version = self.version  # because it may change during the await
         if self._digest[0] != version:
             self._digest = version, await self.thread.run(self.hosted.worker.space.digest)
         return self._digest[1]
 
     async def _compare(self, digest: str) -> None:
-        """Compare the weights' digest with the others'; replay if it differs."""
+        """Compare the weights' digest with that of the other clients, and replay if it differs."""
         local_digest = await self.digest()
         if local_digest == digest:
             return
@@ -339,6 +349,6 @@ class Replica:
         )
         if self._repairs > MOST_REPAIRS:
             raise OrbitError(
-                f"{difference}, and replay does not mend it: this machine computes differently"
+                f"{difference}, also after a replay: this machine computes differently"
             )
         await self._begin_again(difference)

@@ -1,4 +1,4 @@
-"""A client's side of secure sums: masks updates, and answers asks."""
+"""The client's side of secure sums: masks updates, and answers asks."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,23 +21,25 @@ from fedseed.privacy.secure.fixed import Words
 from fedseed.privacy.secure.messages import Phase, Terms, unframe
 from fedseed.privacy.secure.settings import SecureSums
 
-# fixed-point steps: with fewer, a vector's largest value is rounded by more than a hundredth
+# least size of a vector's largest value, in fixed-point steps; below it, rounding changes the value
+# by more than a hundredth
 FINE = 50
 
 
 @dataclass
 class Masking:
-    """The secrets of one process' clients, by number; masks their updates."""
+    """Masks the updates of one process's clients, and holds their secrets by number."""
 
-    settings: SecureSums  # the recipe's
+    settings: SecureSums  # the recipe's settings
     method: Method
     examples: Mapping[int, int]  # each client's number of examples
     warn: Callable[[str], None] | None = None  # called once if values are too small
-    # keys that sign for the clients; a client without one gets a new key, which proves nothing
+    # private keys that sign for the clients; a client without one gets a new key, which proves
+    # nothing
     identities: Mapping[int, Ed25519PrivateKey] = field(default_factory=dict)
-    # public keys that sign for clients; None: any that the coordinator names
+    # public keys of the clients; None: accept any keys that the coordinator sends
     known: Mapping[int, bytes] | None = None
-    # files for the newest round that each client has opened
+    # files that record the newest round that each client has opened
     places: Mapping[int, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -53,15 +55,15 @@ class Masking:
         }
 
     def update(self, state: State, plan: Message, client: int, update: bytes | None) -> bytes:
-        """Return the message that a client sends in place of its update.
+        """Return the masked message that a client sends in place of its update.
 
         Args:
             state: the state before the round's step.
-            plan: the plan that it answers.
-            client: its number.
-            update: its update message; None: it has none, which stays secret, too.
+            plan: the plan that the update answers.
+            client: the client's number.
+            update: the client's update message; None: it has none, which is kept secret as well.
 
-        Raises MessageError: no keys were agreed on for this attempt.
+        Raises MessageError if no keys have been agreed on for this attempt.
         """
         words = self._words(state, plan.round, client, update)
         payload = self.clients[client].mask_words(plan.round, plan.attempt, words)
@@ -70,7 +72,7 @@ class Masking:
         ).encode()
 
     def _words(self, state: State, number: int, client: int, update: bytes | None) -> Words:
-        """Return weight * vector and the weight as whole numbers; zeros without an update."""
+        """Return weight * vector, and the weight, as whole numbers; zeros if there is no update."""
         kind, context = summand(self.method), DecodeContext(self.method, state, "update", number)
         if update is None:
             return np.zeros(count_words(self.method, state), self.form.dtype)
@@ -83,9 +85,9 @@ class Masking:
         step = 2.0**-self.form.fraction
         if self.warn is not None and 0 < largest < FINE * step:
             self.warn(
-                f"round {number}: values of at most {largest:.1e} are added up in steps of "
-                f"{step:.1e}: they lose {step / 2 / largest:.0%} and more; raise "
-                f"secure_sums.fraction_bits, {self.form.fraction} now, 48 at most"
+                f"round {number}: the largest value is {largest:.1e}, but secure sums round to "
+                f"steps of {step:.1e}, which loses at least {step / 2 / largest:.0%}; raise "
+                f"secure_sums.fraction_bits ({self.form.fraction} now, at most 48)"
             )
             self.warn = None
         return np.append(self.form.encode(vector, weight), self.form.dtype.type(weight))
@@ -94,7 +96,7 @@ class Masking:
 def first_round(ask: bytes) -> int | None:
     """Return the round that an ask wants new keys for.
 
-    None: it asks for something else, or is not valid.
+    None if it asks for something else or is invalid.
     """
     with suppress(MessageError):
         phase, setup, body = unframe(ask)
@@ -106,9 +108,9 @@ def answer_ask(masking: Masking | None, client: int, ask: bytes) -> bytes:
     """Return a client's reply to an ask.
 
     Args:
-        masking: its process' secrets; None: there are none yet.
-        client: its number.
-        ask: the ask.
+        masking: the process's secrets; None: there are none yet.
+        client: the client's number.
+        ask: the coordinator's ask.
     """
     try:
         if masking is None:

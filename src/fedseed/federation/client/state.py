@@ -1,4 +1,4 @@
-"""The state of a process that takes part in a run for some clients."""
+"""The state of a process that takes part in a run for one or more clients."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,31 +26,32 @@ T = TypeVar("T")
 
 @dataclass
 class Hosted:
-    """A model at the base, and the hosted clients' examples; nothing of other clients."""
+    """The base model and the hosted clients' examples, without any data of other clients."""
 
-    # all clients of the run that are known here, in the order of their numbers
+    # the clients of the run that this process knows, in the order of their numbers
     names: Sequence[str]
     # the hosted clients' prepared examples, by client, in the same order
     items: Mapping[str, Sequence[Any]]
     worker: Worker  # holds the model
-    header: Header  # the orbit's
-    # measures the model, if this process evaluates
+    header: Header  # the orbit's header
+    # the evaluation function, if this process evaluates
     evaluate: Callable[[torch.nn.Module], dict[str, Any]]
     attack: AttackKind | None = None  # the lie of Byzantine clients (simulation)
     attackers: Collection[int] = ()  # the numbers of the Byzantine clients
-    notes: Sequence[str] = field(default_factory=tuple)  # about the data, for a person
-    # the clients have data of their own, and only the coordinator knows the others
+    notes: Sequence[str] = field(default_factory=tuple)  # notes about the data, for the user
+    # whether clients have their own data, so that only the coordinator knows all clients
     party: bool = False
     processor: Any = None  # the base's tokenizer or image processor
-    secure: SecureSums | None = None  # how updates are masked; None: they are not
-    # keys that sign in secure sums, by client
+    secure: SecureSums | None = None  # settings of secure sums; None: updates are not masked
+    # private keys that sign in secure sums, by client
     identities: Mapping[str, "Ed25519PrivateKey"] = field(default_factory=dict)
-    # folder for the round of secure sums that each client opened last; None: not kept
+    # folder that records the round of secure sums that each client opened last; None: not recorded
     opened: Path | None = None
-    # privacy accounts by client, where answers must be counted (`federation.accounts`)
+    # privacy accounts by client, if answers must be counted (`federation.accounts`)
     accounts: Mapping[str, Account] = field(default_factory=dict)
-    fingerprint: Fingerprint | None = None  # of texts' tokens; None: the data have no texts
-    # the clients' own data, and the folder of the note of them; None: no note is kept
+    # fingerprint of the tokenizer; None: the data have no texts
+    fingerprint: Fingerprint | None = None
+    # record of the clients' own data, and the folder of the note about them; None: no note is kept
     data_record: DataRecord = field(default_factory=dict)
     data_notes: Path | None = None
 
@@ -66,9 +67,9 @@ class Hosted:
 
 
 class WorkThread:
-    """A thread for long work, so that signs of life go on meanwhile.
+    """A thread for long work, so that the process can still send beats.
 
-    It does one piece of work at a time.
+    It does one task at a time.
     """
 
     def __init__(self) -> None:
@@ -82,5 +83,5 @@ class WorkThread:
         return await asyncio.get_running_loop().run_in_executor(self._executor, act, *arguments)
 
     def end(self) -> None:
-        """Start no more work."""
+        """Stop the thread after its current task."""
         self._executor.shutdown(cancel_futures=True)

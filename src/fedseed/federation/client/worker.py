@@ -1,4 +1,4 @@
-"""Holds a model: applies steps, and trains for the clients that it hosts."""
+"""Holds a model, applies steps, and trains for the hosted clients."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
@@ -37,13 +37,13 @@ class Answer:
     """A hosted client's answer."""
 
     message: bytes | None  # the update's bytes, or None if the client sends nothing
-    reason: str | None  # why it sends nothing
-    # the cost of the work; empty for a private method, because it depends on the client's data
+    reason: str | None  # why the client sends nothing
+    # the cost of the work; empty in private runs, because it depends on the client's data
     cost: ClientCost
 
     @property
     def spent(self) -> Cost:
-        """The cost to report; it has no losses if no update is sent."""
+        """The cost to report, without losses if no update is sent."""
         cost, losses = self.cost, [] if self.message is None else self.cost.losses
         passes = (cost.forward_passes, cost.backward_passes, cost.skipped_steps)
         weight_counts = (cost.moved_weights, cost.movable_weights)
@@ -52,12 +52,12 @@ class Answer:
 
 @dataclass(eq=False)
 class Worker:
-    """A model with the clients it trains for, which share one copy of the weights."""
+    """A model and the clients that it trains for, which share one copy of the weights."""
 
     model: InitVar[torch.nn.Module]  # the base
     method: Method
-    objective: Objective  # makes losses of items
-    seed: int  # the run's
+    objective: Objective  # computes losses of items
+    seed: int  # the run's seed
     joint: bool = True  # whether clients with common directions share forward passes
     digest: InitVar[DigestKind] = "blake2b"  # how weights are hashed
     kind: InitVar[type[ParameterSpace]] = ParameterSpace
@@ -74,14 +74,14 @@ class Worker:
             if problem:
                 raise ValueError(problem)
         self.protection = protection_of(method)
-        # whether nothing that depends on data is shown except what the method sends
+        # whether the run shows nothing that depends on data except what the method sends
         self.private = self.protection is not None
         self.state = method.start(self.space.layout, self.seed)
-        self.memory = Memory()  # of clients, from round to round
-        # where clients' gradients are added up, once they were
+        self.memory = Memory()  # what clients keep from round to round
+        # the memory in which clients' gradients are added up; None: not used yet
         self._total: GradientSum | None = None
-        # a hash of the applied steps, where clients keep accounts: with the base it identifies the
-        # weights of a question
+        # a hash of the applied steps, kept if clients have accounts; together with the base it
+        # identifies the weights of a question
         self.history = hash_of()
         if method.from_base:
             self.space.keep_base(stored_weights(model), often=method.rebuilds_each_step)
@@ -89,7 +89,7 @@ class Worker:
             self.space.follow_steps(stored_weights(model))
 
     def train(self, plan_message: bytes, client: int, items: Sequence[Any]) -> Answer:
-        """Let a client train as the plan asks; afterwards the weights are as before."""
+        """Train for a client as the plan asks. Afterwards the weights are as before."""
         return self.train_all([plan_message], [client], [items])[0]
 
     @property
@@ -105,16 +105,16 @@ class Worker:
         items: Sequence[Sequence[Any]],
         shared_losses: Mapping[Look, Seen] | None = None,
     ) -> list[Answer]:
-        """Train for several clients, which share computations where the method allows it.
+        """Train for several clients, which share computations if the method allows it.
 
         Args:
-            plans: a message for each client.
-            clients: their numbers.
-            items: their examples.
+            plans: the plan's message for each client.
+            clients: the clients' numbers.
+            items: the clients' examples.
             shared_losses: shared losses that other processes have computed (`look`).
 
         Returns:
-            The clients' answers, in their order.
+            The clients' answers, in order.
         """
         messages, local_clients = self._locals(plans, clients, items)
         trainers: Sequence[LocalClient] = local_clients
@@ -132,19 +132,20 @@ class Worker:
         items: Sequence[Sequence[Any]],
         weigh: Callable[[Sequence[int], Sequence[int]], Sequence[float]],
     ) -> tuple[list[Answer], memoryview]:
-        """Train for several clients whose gradients are added up in the memory of one.
+        """Train for several clients, and add up their gradients in the memory of a single gradient.
 
-        A client whose loss is not finite is left out, and the sum is computed again.
+        If a client's loss is not finite, the client is left out and the sum is computed again.
 
         Args:
             plans: as for `train_all`.
             clients: as for `train_all`.
             items: as for `train_all`.
-            weigh: returns c_i of each client, from their numbers and their losses' terms.
+            weigh: returns the weights c_i of clients, given their numbers and the numbers of terms
+                in their losses.
 
         Returns:
-            The clients' answers, which lack the gradients, and sum_i c_i g_i; it stays as it is
-            until the next call.
+            The clients' answers without gradients, and sum_i c_i g_i. The next call reuses the
+            sum's memory.
         """
         if self._total is None:
             self._total = GradientSum(self.space)
@@ -167,7 +168,7 @@ class Worker:
                 if answer.message is None and client.number not in silent:
                     silent[client.number] = answer
                     if share:
-                        # its part is in the sum
+                        # the sum already has a part of its gradient, so compute it again
                         break
             else:
                 return answers, self._total.data()
@@ -180,10 +181,10 @@ class Worker:
         part: int,
         parts: int,
     ) -> dict[Look, Seen]:
-        """Compute one part of the losses that clients share, for another process' `train_all`.
+        """Compute one part of the losses that clients share, for another process's `train_all`.
 
         Args:
-            plans: as for `train_all`; of all participants.
+            plans: as for `train_all`, for all participants.
             clients: as for `train_all`.
             items: as for `train_all`.
             part: the number of the part, from 0.
@@ -192,13 +193,13 @@ class Worker:
         messages, local_clients = self._locals(plans, clients, items)
         shared = SharedLosses(local_clients, part=part, parts=parts)
         for message, client in zip(messages, shared.members, strict=True):
-            self._answer(message, client)  # for the losses that it evaluates
+            self._answer(message, client)  # only for the losses that it evaluates
         return shared.passes
 
     def _locals(
         self, plans: Sequence[bytes], clients: Sequence[int], items: Sequence[Sequence[Any]]
     ) -> tuple[list[Message], list[LocalClient]]:
-        """Return the decoded plans, and the clients that follow them."""
+        """Return the decoded plans, and the clients that carry them out."""
         messages = [Message.decode(plan) for plan in plans]
         return messages, [
             LocalClient(
@@ -232,7 +233,7 @@ class Worker:
         """Return a Byzantine client's message in place of its honest update (simulation)."""
         message, state = Message.decode(update), self.state
         honest = self.method.decode_update(state, message.round, message.payload)
-        # the weights before the change, which a client need not remember
+        # the weights before the round, which a client itself need not keep
         if self.method.catch_up.replaces:
             state = self.method.advance(state, self.method.decode_step(state, self.space.dense()))
         context = DecodeContext(self.method, state, "update", message.round)
@@ -242,9 +243,9 @@ class Worker:
     def apply(self, step_message: bytes) -> float | None:
         """Apply a step.
 
-        Returns the expected norm of what it adds to the weights, where the method knows it.
+        Returns the expected norm of what the step adds to the weights, if the method knows it.
 
-        Raises MessageError: not a step of this method.
+        Raises MessageError if it is not a step of this method.
         """
         message = Message.decode(step_message)
         message.expect(MessageKind.STEP, self.method.code, message.round)
@@ -254,32 +255,32 @@ class Worker:
         """Apply a step from its bytes without a frame.
 
         Args:
-            payload: as a coordinator's method has encoded it.
+            payload: the step, as encoded by the coordinator's method.
 
         Returns:
-            The expected norm of what the step adds to the weights, where the method knows it.
+            The expected norm of what the step adds to the weights, if the method knows it.
 
         Raises:
-            MessageError: not a step of this method.
+            MessageError: it is not a step of this method.
         """
         step = self.method.decode_step(self.state, payload)
         change = self.method.change(self.state, step)
         self.space.apply(change)
-        wait_for(self.space.parameters)  # so that measured times include the work
+        wait_for(self.space.parameters)  # so that measured times include work on a GPU
         self.state = self.method.advance(self.state, step)
         self._note(payload)
         norm = expected_norm(change, self.space.layout)
         return norm if norm is None or np.isfinite(norm) else None
 
     def advance(self, payload: bytes) -> None:
-        """Advance the state after a step whose change the weights have already."""
+        """Advance the state by a step that the weights already include."""
         self.state = self.method.advance(self.state, self.method.decode_step(self.state, payload))
         self._note(payload)
 
     def catch_up(self, records: Iterable[Record]) -> None:
-        """Apply recorded steps from where the weights are.
+        """Apply recorded steps, starting from the current weights.
 
-        Raises OrbitError: not valid, or the last digest differs.
+        Raises OrbitError if a step is invalid, or if the last digest differs.
         """
         steps = list(records) if isinstance(records, Iterator) else records
         self.state = catch_up(self.method, self.state, self.space, steps)
@@ -287,6 +288,8 @@ class Worker:
             self._note(record.payload)
 
     def _note(self, payload: bytes) -> None:
-        """Add a step to the history, where one is kept; elsewhere steps can be whole weights."""
+        """Add a step to the history's hash, if clients keep accounts. Methods without accounts can
+        have whole weights as steps, which would take long to hash.
+        """
         if self.protection is not None and self.protection.by_client:
             self.history = hash_of(bytes.fromhex(self.history), payload)

@@ -1,4 +1,4 @@
-"""Admits clients to a run: they say hello, and must have the run's base, recipe and model."""
+"""Admits clients to a run. They send a hello, and must have the run's base, recipe and model."""
 
 import asyncio
 import base64
@@ -25,67 +25,70 @@ from fedseed.orbit.record import LINK_BYTES
 from fedseed.text import show_text
 
 REMEDY = "name the clients in its recipe (federation.clients)"
-# bytes of a message of scalars (two million), and of a client's blobs besides its messages
+# bytes of a message of scalars (two million), and of a client's blobs in addition to its messages
 SPARE_BYTES = 8 << 20
-# bytes of a compressed header: of fifty thousand tensors, a block each; 40 MiB when decoded
+# the most bytes of a compressed header, enough for fifty thousand tensors with a block each (40 MiB
+# when decoded)
 MOST_START = 160 << 10
-# bytes by which a header may exceed the run's, once that is known: names and settings
+# bytes by which a header may exceed the run's, once that is known, for names and settings
 SPARE_START = 8 << 10
-MOST_PLACE = 4096  # characters of a base's name or folder
-MOST_REFUSAL = 1000  # characters of the reason for a refusal
-BRING_SECONDS = 60.0  # for a client to bring the base's weights, before another is asked
+MOST_PLACE = 4096  # the most characters of a base's name or folder
+MOST_REFUSAL = 1000  # the most characters of the reason for a refusal
+BRING_SECONDS = 60.0  # after this time without the base's weights, another client is asked for them
 
 
 def read_start(data: bytes, size_limit: int = MOST_START) -> Header:
-    """Return the header at the beginning of an orbit, as a hello has it.
+    """Return the header of the orbit's beginning in a hello.
 
-    Data after the header are refused: reading steps could cost much.
+    Data after the header are refused, because reading steps could be expensive.
 
     Args:
         data: the header with its link.
-        size_limit: the most bytes that it may have.
+        size_limit: the most bytes that the header may have.
 
-    Raises OrbitError or MessageError: the header is not usable, or not as long as it says.
+    Raises OrbitError or MessageError if the header is unusable, or if its length is not the
+    announced one.
     """
     if len(data) < START.size or len(data) != START.size + START.unpack_from(data)[-1] + LINK_BYTES:
-        raise MessageError("hello: a header of another length than it says, or none")
+        raise MessageError("hello: no header, or its length is not the announced one")
     if len(data) > size_limit:
         raise MessageError(
-            f"hello: a header of {len(data):,} bytes: at most {size_limit:,} are read"
+            f"hello: a header of {len(data):,} bytes, but at most {size_limit:,} are read"
         )
     header = scan(data, "hello")[0].header
     if not re.fullmatch(r"[0-9a-f]{32}", header.base_digest):
         raise MessageError("hello: the base's digest is not 32 hexadecimal digits")
     if max(map(len, (header.base, header.base_folder, header.dtype))) > MOST_PLACE:
-        raise MessageError(f"hello: where the base is takes more than {MOST_PLACE:,} characters")
+        raise MessageError(
+            f"hello: the base's name or folder has more than {MOST_PLACE:,} characters"
+        )
     return header
 
 
 @dataclass
 class BaseWeights:
-    """Asks clients for the base's weights, where steps are whole weights and the coordinator begins
-    with the base.
+    """Asks clients for the base's weights. The coordinator needs them if steps are whole weights.
 
-    They must have the digest that most clients claim (`agreement`), and come from a client that was
-    asked.
+    The weights must have the digest that most clients claim (`agreement`), and come from a client
+    that was asked.
     """
 
     session: Session
     needed: bool  # whether the coordinator needs them
-    data: bytes | None = None  # None until they are here
-    digest: str | None = None  # that they must have; None: not known
+    data: bytes | None = None  # None until they have come
+    digest: str | None = None  # the digest that they must have; None: not known yet
     _ask_again: float = 0.0  # when to ask another client
-    _bringers: set[str] = field(default_factory=set)  # hosts that were asked for them
-    _failed: set[str] = field(default_factory=set)  # hosts that have brought something else
+    _bringers: set[str] = field(default_factory=set)  # hosts that were asked
+    _failed: set[str] = field(default_factory=set)  # hosts that sent something else
     _fetching: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def missing(self) -> bool:
-        """Whether they are still to come."""
+        """Whether the weights are needed and have not come yet."""
         return self.needed and self.data is None
 
     def asks(self, host: str) -> bool:
-        """Return whether to ask this host for them; one host is asked at a time."""
+        """Return whether to ask this host for the weights. One host is asked at a time."""
         if not self.missing or host in self._failed or time.monotonic() <= self._ask_again:
             return False
         self._ask_again = time.monotonic() + BRING_SECONDS
@@ -93,7 +96,7 @@ class BaseWeights:
         return True
 
     def take(self, host: str, carried: str, header: Header | None, size_limit: int) -> None:
-        """Take the weights, or a reference, that a host has brought.
+        """Take the weights from a host, or a reference to them.
 
         Args:
             host: the host.
@@ -102,10 +105,10 @@ class BaseWeights:
             size_limit: the most bytes of its largest message.
         """
         if host not in self._bringers:
-            self.session.rejected.add(host, "base weights that it was not asked for")
+            self.session.rejected.add(host, "base weights that this process was not asked for")
             return
         self._bringers.discard(host)
-        if self.missing and header is not None:  # otherwise another host was faster
+        if self.missing and header is not None:  # otherwise another host has been faster
             task = asyncio.create_task(
                 self._take(host, base64.b64decode(carried), header, size_limit)
             )
@@ -120,7 +123,7 @@ class BaseWeights:
             digest = self.digest and await asyncio.to_thread(header.digest_of, weights)
             if digest != self.digest:
                 raise MessageError(
-                    f"base weights with the digest {digest}: this run's have {self.digest}"
+                    f"base weights with the digest {digest}, but this run's have {self.digest}"
                 )
             if self.missing:
                 self.data = weights
@@ -131,7 +134,7 @@ class BaseWeights:
         self.session.stir()
 
     def hand_over(self) -> bytes | None:
-        """Return the weights, and keep them no longer."""
+        """Return the weights and release them."""
         data, self.data, self.needed = self.data, None, False
         return data
 
@@ -142,38 +145,39 @@ class Reception:
 
     session: Session
     roster: Roster
-    method: Method  # the recipe's
-    seed: int  # the recipe's
-    header: Header | None = None  # of the log, or of most clients
-    # the tokens that most clients make of texts; None: not known
+    method: Method  # the recipe's method
+    seed: int  # the recipe's seed
+    header: Header | None = None  # header of the log, or of most clients
+    # fingerprint of most clients' tokenizers; None: not known
     fingerprint: Fingerprint | None = None
     agreement: Agreement = field(default_factory=Agreement)
     coordinator: Coordinator | None = None  # weighs clients by the examples that they declare
-    # a run's header, and the longest header that a hello may have with it
+    # a run's header, and the longest header of a hello that could still fit it
     _longest: tuple[Header | None, int] = (None, MOST_START)
     _assembling: bool = False
     _decided: bool = False  # whether a majority has decided what the run is
-    # since when only outvoted clients are missing
+    # time since when only outvoted clients are missing
     _ready_since: float | None = None
-    _new_hellos: int = 0  # since all clients were last looked at
+    _new_hellos: int = 0  # number of hellos since all clients were last checked
     _last_note: str = ""  # what the start waits for, as shown
-    # why there can be no run: what every hello is answered from then on
+    # why the run can't begin; then every hello gets this answer
     _disagreement: str = ""
-    # processes that were told so
+    # processes that have received this reason
     _informed_hosts: set[str] = field(default_factory=set)
-    # processes whose other versions were shown
+    # processes whose different versions were shown already
     _other_versions: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.base = BaseWeights(self.session, self.method.catch_up.replaces)
 
     async def assemble(self) -> Header:
-        """Wait until the clients that the recipe asks for are here with all that is needed.
+        """Wait until the clients that the recipe asks for have come with everything needed.
 
         Returns:
             The run's header.
 
-        Raises RecipeError: too few clients for the recipe, or they do not agree on the run.
+        Raises RecipeError if there are too few clients for the recipe, or if they do not agree on
+        the run.
         """
         roster, called_at = self.roster, 0.0
         while True:
@@ -183,11 +187,11 @@ class Reception:
             except RecipeError as error:
                 await self._inform_clients(str(error))
                 raise
-            # not at each hello: a call makes the next hello come
+            # not at each hello, because a call causes the next hello
             now = time.monotonic()
             if now >= called_at + RESEND_SECONDS:
                 called_at = now
-                # one client has to hear that it is to bring the weights
+                # one client has to learn that it should send the weights
                 bring = self.header is not None and self.base.missing
                 await self.session.call(roster.clients()[:1] if bring else ())
             if roster.names and not roster.open:
@@ -209,7 +213,7 @@ class Reception:
     def _decide(self) -> None:
         """Fix the run's header, clients and fingerprint, once most clients agree.
 
-        Raises RecipeError: all clients are here, and there is no majority.
+        Raises RecipeError if all clients have come but there is no majority.
         """
         roster, settings = self.roster, self.session.settings
         if self._decided or (self.header is not None and not self.base.missing):
@@ -255,7 +259,7 @@ class Reception:
             await self.session.pause(ends_at - time.monotonic())
 
     def _refuse_minorities(self, clients: dict[str, int]) -> None:
-        """Outvote the processes whose claim is not that of the majority."""
+        """Outvote the processes whose claim differs from the majority's."""
         (agreeing, _), *minorities = self.agreement.groups(clients)
         for _, hosts in minorities:
             for host in hosts:
@@ -273,7 +277,7 @@ class Reception:
     def _can_begin(self, present: int) -> bool:
         """Return whether the first round can begin.
 
-        It begins without clients that do not fit and are not mended in time.
+        It can begin without clients that do not fit, if they are not corrected in time.
         """
         roster, settings = self.roster, self.session.settings
         required = roster.required_clients(settings.start_with)
@@ -289,17 +293,17 @@ class Reception:
             self._ready_since = now
             self.session.progress.warn(
                 f"{list_names(roster.outvoted)} has another base, layout, first weights or tokens "
-                f"than most: in {settings.deadline:g} s (federation.deadline) the run begins "
-                "without"
+                f"than most clients: in {settings.deadline:g} s (federation.deadline) the run "
+                "begins without it"
             )
         roster.goes_without = now >= self._ready_since + settings.deadline
         return roster.goes_without
 
     @property
     def waiting(self) -> dict[str, int] | None:
-        """Numbers of clients that are here, and that the start waits for (0: not known).
+        """How many clients have come, and how many the start waits for (0: not known).
 
-        None: the run has begun.
+        None if the run has begun.
         """
         if not self._assembling:
             return None
@@ -314,13 +318,13 @@ class Reception:
         return f"{len(self.roster.present())} of {required} clients are here{coming}"
 
     def check(self, header: Header, first: Header | None) -> None:
-        """Check that a header is of the run's base, recipe and model.
+        """Check that a header belongs to the run's base, recipe and model.
 
         Args:
             header: the header of a process.
-            first: the run's header; None: only the recipe's settings count.
+            first: the run's header; None: compare only the recipe's settings.
 
-        Raises MessageError: it is not; the text names the difference.
+        Raises MessageError if it does not; the message names the difference.
         """
         settings = self.session.settings
         expected = first or header.of_recipe(self.method, self.seed, settings.digest)
@@ -335,9 +339,9 @@ class Reception:
             raise MessageError(f"another recipe or model: {differences[0]} here")
 
     def attach(self, sender: str, message: Attach) -> None:
-        """Record a client's process and its number of examples, as it declares them.
+        """Record the process and the number of examples that a client declares.
 
-        Raises MessageError.
+        Raises MessageError if the run can't have this client, or its process speaks for others.
         """
         client = message.client
         if client != sender:
@@ -355,7 +359,7 @@ class Reception:
     async def hello(self, sender: str, message: Hello) -> bytes:
         """Return the answer to a hello.
 
-        Raises MessageError: the sender speaks for another process.
+        Raises MessageError if the sender speaks for another process.
         """
         host = message.host
         if host != sender:
@@ -390,8 +394,8 @@ class Reception:
             answer["bring"] = "weights"
         self._new_hellos += 1
         required = self.roster.required_clients(self.session.settings.start_with)
-        # looking at all clients after each hello would take long: do it when all may be here, or
-        # a tenth more than at the last look
+        # checking all clients after each hello would take long: check when all may have come, or
+        # after a tenth more hellos
         is_complete = is_new and self.roster.attached >= required
         if is_complete or 10 * self._new_hellos >= len(self.roster.hosts):
             self.session.stir()
@@ -400,7 +404,7 @@ class Reception:
     def _check_hello(self, message: Hello) -> Claim:
         """Check that a process fits the run, and return its claim.
 
-        Raises OrbitError or MessageError: it does not fit.
+        Raises OrbitError or MessageError if it does not fit.
         """
         host, names, names_matter = message.host, message.names, message.names_matter
         header = read_start(base64.b64decode(message.header), self._longest_start())
@@ -409,16 +413,17 @@ class Reception:
         if message.fingerprint is not None:
             fingerprint = Fingerprint.from_json(message.fingerprint)
         self._compare(header, message.begins, host, fingerprint)
-        # a process that lists all clients has an opinion on them while nobody else does
+        # if the clients are not known yet, a process that lists all clients makes a claim about
+        # them
         listing: tuple[str, ...] | None = None
         if names_matter and not self.roster.names and not self.roster.open:
             listing = tuple(names)
         self._compare_names(host, names, names_matter)
-        # no orbit could begin with some headers
+        # some headers can't begin an orbit
         return Claim.from_header(header, message.begins, listing, fingerprint)
 
     def _longest_start(self) -> int:
-        """Return the most bytes of a header that is decoded.
+        """Return the most bytes of a header that will be decoded.
 
         A header far longer than the run's can't be equal to it.
         """
@@ -434,9 +439,9 @@ class Reception:
     def _compare(
         self, header: Header, begins: str | None, host: str, fingerprint: Fingerprint | None
     ) -> None:
-        """Outvote a process if its base, layout, first weights or tokens are not the run's.
+        """Outvote a process if its base, layout, first weights or tokens differ from the run's.
 
-        Raises MessageError: they are not.
+        Raises MessageError if they do.
         """
         required_digest = self.session.settings.weights_digest
         if not required_digest and self.base.missing:
@@ -447,7 +452,7 @@ class Reception:
                 raise MessageError("it does not say which weights it begins with")
             if required_digest is not None and begins is not None and begins != required_digest:
                 raise MessageError(
-                    f"other first weights: their digest is {begins}, this run's have "
+                    f"other first weights: their digest is {begins}, but this run's is "
                     f"{required_digest}"
                 )
             if self.fingerprint is not None and fingerprint is not None:
@@ -457,9 +462,9 @@ class Reception:
             raise
 
     def _compare_fingerprints(self, host: str, fingerprint: Fingerprint, run: Fingerprint) -> None:
-        """Check that a process makes the run's tokens of texts; note other versions.
+        """Check that a process's tokenizer makes the run's tokens, and note other versions.
 
-        Raises MessageError: it makes others.
+        Raises MessageError if its tokens differ.
         """
         difference = fingerprint.difference_from(run)
         if difference is not None:
@@ -467,12 +472,12 @@ class Reception:
         versions = fingerprint.version_difference(run)
         if versions is not None and host not in self._other_versions:
             self._other_versions.add(host)
-            self.session.progress.note(f"{host} has {versions}: it makes the same tokens")
+            self.session.progress.note(f"{host} has {versions}; its tokens are the same")
 
     def _compare_names(self, host: str, names: list[str], names_matter: bool) -> None:
-        """Check the clients that a process names: all of the run, or its own.
+        """Check the clients that a process names, which are all clients of the run or its own.
 
-        Raises MessageError.
+        Raises MessageError if they do not fit the run.
         """
         roster = self.roster
         if not names or len(set(names)) < len(names):
@@ -480,11 +485,11 @@ class Reception:
         if roster.open:
             if names_matter:
                 raise MessageError(
-                    "clients enrol in this run: federation.enrolment is not set in the recipe there"
+                    "in this run clients enrol: set federation.enrolment in the recipe there"
                 )
             roster.enrol(host, names)
         elif names_matter and not roster.names:
-            # this list is one opinion (`agreement`)
+            # the list is one claim, about which the majority decides (`agreement`)
             pass
         elif names_matter and names != roster.names:
             lists = f"{list_names(names)} there, {list_names(roster.names)} here"
@@ -492,27 +497,31 @@ class Reception:
             raise MessageError(f"another list of clients{order}: {lists}")
         elif not roster.names:
             raise MessageError(
-                "it has data of its own, but the coordinator does not know who takes part: "
-                f"{REMEDY}"
+                "this process has only its own data, but the coordinator does not know which "
+                f"clients take part: {REMEDY}"
             )
         else:
             self._check_own_names(names)
 
     def _check_own_names(self, names: list[str]) -> None:
-        """Check that a process speaks only for clients of the run. Raises MessageError."""
+        """Check that a process speaks only for clients of the run. Raises MessageError if it does
+        not.
+        """
         roster = self.roster
         unknown = [name for name in names if name not in roster.numbers]
         if not unknown:
             return
         late = ""
         if self.session.settings.enrols:
-            late = "; it has begun, and nobody else can enrol"
+            late = "; the run has begun, so no more clients can enrol"
         raise MessageError(
             f"this run has no client {list_names(unknown)}: it has {list_names(roster.names)}{late}"
         )
 
     def largest_message(self) -> int:
-        """Return the most bytes of a client's message: all weights, or the most scalars."""
+        """Return the most bytes of a client's message: all weights, or the largest message of
+        scalars.
+        """
         assert self.header is not None
         return FRAME_BYTES + max(
             self.header.layout.dense_bytes if self.method.entrywise else 0, SPARE_BYTES

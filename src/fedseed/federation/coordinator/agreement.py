@@ -1,8 +1,9 @@
-"""Decides what a run is before its log fixes it: by majority, not by who comes first.
+"""Lets the clients' majority decide what a run is, before its log fixes it. It does not matter who
+comes first.
 
-A process says in its hello which base, layout and first weights it has, and which tokens it makes
-of texts. Clients are counted, not processes. An opinion becomes the run's once it has more than
-half of all clients, or more than half of those that the start waits for.
+In its hello a process claims a base, a layout, first weights and a tokenizer's fingerprint. Clients
+are counted, not processes. A claim becomes the run's when it has more than half of all clients, or
+more than half of those that the start waits for.
 """
 
 from collections import Counter
@@ -17,20 +18,20 @@ from fedseed.orbit.header import START
 
 @dataclass(frozen=True)
 class Claim:
-    """What a process claims the run to be.
+    """A process's claim about the run.
 
     The header is kept as bytes: there may be as many claims as clients, and headers are large.
     """
 
-    # The orbit's header as it would begin, encoded without the names in `base_names`: what a
-    # party calls the base does not matter.
+    # The beginning of the orbit's header, encoded without the names in `base_names`, because
+    # parties may name the base differently.
     start: bytes
-    # the base's name, its folder, and the libraries that named its tensors
+    # the base's name, its folder, and the libraries that determined its tensors' names
     base_names: tuple[str, str, str]
     # hex digest of the trained tensors before the first step; None: not given
     weights: str | None
-    names: tuple[str, ...] | None  # all clients; None: the coordinator knows them already
-    fingerprint: Fingerprint | None = None  # None: not given
+    names: tuple[str, ...] | None  # names of all clients; None: the coordinator knows them already
+    fingerprint: Fingerprint | None = None  # fingerprint of the tokenizer; None: not given
 
     @classmethod
     def from_header(
@@ -47,7 +48,7 @@ class Claim:
 
     @property
     def header(self) -> Header:
-        """Return the header, decoded anew."""
+        """Decode and return the header."""
         base, base_folder, libraries = self.base_names
         header = Header.decode(self.start[START.size :])
         return replace(header, base=base, base_folder=base_folder, libraries=libraries)
@@ -56,7 +57,7 @@ class Claim:
         header = self.header
         text = f"base {header.base_digest}, {header.layout.size:,} parameters that train"
         if self.weights is not None:
-            text += f" and begin as {self.weights}"
+            text += f" with the first weights {self.weights}"
         if self.fingerprint is not None:
             text += f", tokens {self.fingerprint.tokens} ({self.fingerprint.describe_versions()})"
         if self.names is not None:
@@ -68,16 +69,16 @@ class Claim:
 class Agreement:
     """Collects the claims of processes until a majority settles what the run is."""
 
-    claims: dict[str, Claim] = field(default_factory=dict)  # the newest of each process
+    claims: dict[str, Claim] = field(default_factory=dict)  # the newest claim of each process
 
     def groups(self, clients: Mapping[str, int]) -> list[tuple[int, list[str]]]:
-        """Group processes by opinion, the one with the most clients first.
+        """Group processes by claim, the claim with the most clients first.
 
         Args:
             clients: how many clients each process speaks for; other processes do not count.
 
         Returns:
-            The number of clients of each opinion, and its processes.
+            The number of clients of each claim, and its processes.
         """
         hosts_by_opinion: dict[object, list[str]] = {}
         for host, claim in self.claims.items():
@@ -90,12 +91,12 @@ class Agreement:
         return sorted(groups, key=lambda group: -group[0])
 
     def find_majority(self, clients: Mapping[str, int], total: int, required: int) -> Claim | None:
-        """Return the claim that has a majority; None while none has.
+        """Return the claim with a majority; None if there is none yet.
 
         Args:
             clients: as for `groups`.
-            total: how many clients there are; 0: not known.
-            required: how many the start waits for; 0: not known.
+            total: number of all clients; 0: not known.
+            required: number of clients that the start waits for; 0: not known.
         """
         groups = self.groups(clients)
         if not groups:
@@ -103,7 +104,7 @@ class Agreement:
         largest, hosts = groups[0]
         claims = [self.claims[host] for host in hosts]
         names = claims[0].names
-        # an opinion that lists the clients says how many there are
+        # a claim that lists the clients also gives their number
         if names is not None:
             total = len(names)
             required = required or len(names)
@@ -112,6 +113,6 @@ class Agreement:
         has_start_majority = required > 0 and counted >= required and 2 * largest > counted
         if not has_majority and not has_start_majority:
             return None
-        # processes that agree may call the base differently: take the most frequent name
+        # processes with equal claims may name the base differently: use the most frequent name
         base_names = Counter(claim.base_names[0] for claim in claims)
         return max(claims, key=lambda claim: base_names[claim.base_names[0]])

@@ -1,20 +1,20 @@
-"""Decides which updates of a round count, and which steps are taken.
+"""Decides which updates of a round count, and which steps are applied.
 
-    an update   larger than any honest one (LARGEST), or more than `proportion` times the median of
-    its round: refused
-    a claim     of examples, or of terms of a loss, more than `claims` times the median: refused
-    with the update
-    a step      not finite, farther than the weights' dtype goes, or more than `proportion` times as
-    large as the median
-                of the last WINDOW steps: not taken, and nothing is remembered of its answers
+    an update   is refused if it is larger than any honest one (LARGEST), or more than `proportion`
+                times the median of its round
+    a claim     is refused, with its update, if it is more than `claims` times the median number of
+                examples, or of terms of a loss
+    a step      is not applied, and its answers are forgotten, if it is not finite, exceeds the
+                range of the weights' dtype, or is more than `proportion` times the median of the
+                last WINDOW steps
 
-Payloads give their size (`Payload.size`). The median is the lower one of the sizes above zero, so
-that a minority can't move it far in either direction. It needs MIN_SIZES sizes: fewer can't outvote
-a liar. Where all updates of a round are too large, none is refused, because it need not be one
-client's doing; the step is not taken. So a run that diverges still reaches its end.
+Payloads report their size (`Payload.size`). The median is the lower median of the sizes above zero,
+so a minority can't move it far in either direction. It needs MIN_SIZES sizes, because fewer can't
+outvote a liar. If all updates of a round are too large, none is refused, because no single client
+may be the cause; instead the step is not applied. So a diverging run still reaches its end.
 
-Everything here follows from the round's answers and the steps before, so a restarted coordinator
-decides as the first one did. This module does not import torch.
+All decisions depend only on the round's answers and the earlier steps, so a restarted coordinator
+decides like the first one. This module does not import torch.
 """
 
 from collections import deque
@@ -39,24 +39,24 @@ from fedseed.weights.change import (
 )
 from fedseed.weights.layout import Layout
 
-MIN_SIZES = 3  # sizes that a median needs
-WINDOW = 16  # steps that the next one is compared with
-HIGHEST = {"float16": 65504.0}  # largest weight, where it is below LARGEST
+MIN_SIZES = 3  # least number of sizes for a median
+WINDOW = 16  # number of steps that the next one is compared with
+HIGHEST = {"float16": 65504.0}  # largest weight of a dtype, if it is below LARGEST
 
 
 class Bounds(BaseModel, metaclass=Hinting):
     """How far a client's update, or a step, may be from the others.
 
-    The defaults are far outside the range of honest clients.
+    The defaults are far beyond the range of honest clients.
 
     Args:
-        proportion: an update is refused if it is this many times as large as the median of its
-            round (of three answers or more); a step is not taken if it is this many times as large
-            as the median of the last 16. "off": neither.
-        claims: where clients are weighted by their examples or terms, a client that claims this
-            many times the median of its round is refused; "off": never. A client that claims less
-            takes weight from others: a lower value bounds that, and method.weighting = "equal"
-            makes such claims worthless.
+        proportion: an update is refused if its size is this many times the median of its round
+            (with at least three answers); a step is not applied if its size is this many times the
+            median of the last 16 steps. "off": no such limits.
+        claims: if clients are weighted by their examples or terms, a client that claims this many
+            times the median of its round is refused; "off": never. False claims below the limit
+            still take weight from other clients. A lower value limits this, and method.weighting =
+            "equal" makes such claims useless.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -65,13 +65,14 @@ class Bounds(BaseModel, metaclass=Hinting):
     claims: Annotated[float, Field(gt=1)] | Literal["off"] = 1e4
 
     def outliers(self, sizes: Mapping[int, float], claims: Mapping[int, int]) -> dict[int, str]:
-        """Return the clients whose updates are out of all proportion, and why.
+        """Return the clients whose updates are out of proportion, with the reasons.
 
         Args:
-            sizes: of each client's update; 0: the update has no size.
-            claims: the number that each client's weight depends on; empty: no client has one.
+            sizes: size of each client's update; 0: the update has no size.
+            claims: the number that each client's weight depends on; empty: weights do not depend on
+                claims.
         """
-        huge = f"larger than {LARGEST:.0e}, which no honest update is"
+        huge = f"larger than {LARGEST:.0e}, more than any honest update"
         reasons = {client: huge for client, size in sizes.items() if not size <= LARGEST}
         if reasons and len(reasons) == len(sizes):
             return {}
@@ -93,16 +94,17 @@ class Bounds(BaseModel, metaclass=Hinting):
 
 @dataclass
 class LastSteps:
-    """Remembers the sizes of the last steps."""
+    """Remembers the sizes of the last steps, to judge the next one."""
 
-    bounds: Bounds  # how much larger the next step may be
+    bounds: Bounds  # limits for the next step
     _sizes: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def problem(self, size: float) -> str | None:
-        """Return the reason why a step of this size is not taken; None if it is taken."""
+        """Return the reason why a step of this size is not applied; None if it is."""
         if not size <= LARGEST:
             return (
-                f"it is out of all proportion: {size:.3g}, and no honest one is above {LARGEST:.0e}"
+                f"it is out of all proportion: {size:.3g}, but honest steps stay below "
+                f"{LARGEST:.0e}"
             )
         if len(self._sizes) < MIN_SIZES or self.bounds.proportion == "off":
             return None
@@ -110,30 +112,30 @@ class LastSteps:
         if size <= self.bounds.proportion * usual:
             return None
         recent = f"the last {len(self._sizes)} were about {usual:.3g}"
-        return f"it is out of all proportion: {size:.3g}, where {recent} (bounds.proportion)"
+        return f"it is out of all proportion: {size:.3g}, but {recent} (bounds.proportion)"
 
     def take(self, size: float) -> None:
-        """Remember the size of a step that was taken; an empty step has none."""
+        """Remember the size of an applied step; an empty step has none."""
         if size > 0:
             self._sizes.append(size)
 
     @property
     def sizes(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Return the sizes that are remembered, the newest last."""
+        """Return the remembered sizes, the newest last."""
         return np.array(self._sizes, dtype=np.float64)
 
     def load(self, sizes: Iterable[float]) -> None:
-        """Restore the sizes that `sizes` returned. Raises ValueError."""
+        """Restore sizes that `sizes` returned. Raises ValueError if one of them is invalid."""
         loaded = [float(size) for size in sizes]
         if not all(isfinite(size) and size > 0 for size in loaded):
-            raise ValueError("the size of a step is a number above 0")
+            raise ValueError("the size of a step must be a number above 0")
         self._sizes = deque(loaded, WINDOW)
 
 
 def too_far(change: Change, layout: Layout) -> str | None:
     """Return the reason why a change can't be added to the weights.
 
-    None: it can, or the change is not a sum of directions or entries.
+    None if it can, or if the change is not a sum of directions or entries.
     """
     highest = min(HIGHEST.get(entry.dtype, LARGEST) for entry in layout.tensors)
     if isinstance(change, Entries):
@@ -154,7 +156,7 @@ def too_far(change: Change, layout: Layout) -> str | None:
         return None
     if distance <= highest:
         return None
-    return f"it would move {effect} {distance:.3g}: at most {highest:g} is possible"
+    return f"it would move {effect} {distance:.3g}, but the largest possible weight is {highest:g}"
 
 
 def _beyond(factor: float | Literal["off"], values: Mapping[int, float]) -> list[int]:
@@ -166,6 +168,6 @@ def _beyond(factor: float | Literal["off"], values: Mapping[int, float]) -> list
 
 
 def lower_median(values: Iterable[float]) -> float:
-    """Return the lower median of those above zero."""
+    """Return the lower median of the values above zero."""
     ordered = sorted(value for value in values if value > 0)
     return ordered[(len(ordered) - 1) // 2]

@@ -30,18 +30,19 @@ OUTCOME = "aggregation.outcome."  # prefix of the parts of the rule's last outco
 
 @dataclass
 class CurrentRound:
-    """A round while it is open."""
+    """An open round."""
 
     number: int
     clients: list[int]  # in ascending order
     attempt: int = 0
     updates: dict[int, Any] = field(default_factory=dict)
-    planned: Content = field(default_factory=Content)  # of a plan
-    received: dict[int, Content] = field(default_factory=dict)  # of each update that counts
-    sizes: dict[int, float] = field(default_factory=dict)  # of each update that counts
-    # the number that each client's weight depends on, as it claims; set by `screen`
+    planned: Content = field(default_factory=Content)  # content of a plan
+    received: dict[int, Content] = field(default_factory=dict)  # content of each update that counts
+    sizes: dict[int, float] = field(default_factory=dict)  # size of each update that counts
+    # the claimed number that each client's weight depends on; set by `screen`
     claims: dict[int, int] = field(default_factory=dict)
-    # clients whose updates were refused as out of all proportion, and why; None: not screened yet
+    # clients whose updates were refused as out of proportion, with the reasons; None: not screened
+    # yet
     outliers: dict[int, str] | None = None
 
 
@@ -52,18 +53,18 @@ class Coordinator:
         method: the method and its settings.
         layout: the parameter space's layout.
         seed: the run's seed.
-        examples: each client's number of training examples; its length is the number of clients.
-        per_round: how many clients take part in a round.
+        examples: each client's number of training examples. The length is the number of clients.
+        per_round: number of clients in a round.
         aggregation: the rule that combines the clients' vectors; None: the weighted mean.
         bounds: how far a client's update, or a step, may be from the others; None: the defaults.
 
-    Raises ValueError: the settings do not fit the layout, the rule does not fit the method, or it
-    needs more clients.
+    Raises ValueError if the settings do not fit the layout, or if the rule does not fit the method
+    or needs more clients.
     """
 
-    # whether it learns only sums of answers (`fedseed.federation.secure`)
+    # whether the coordinator learns only sums of answers (`fedseed.federation.secure`)
     sums: ClassVar[bool] = False
-    # whether it takes a sum of gradients from clients of its own process (`summed`)
+    # whether the coordinator takes a sum of gradients from clients in its own process (`summed`)
     adds_gradients: ClassVar[bool] = False
 
     def __init__(
@@ -86,32 +87,32 @@ class Coordinator:
             raise ValueError(problem)
         if method.sums_gradients and not self.adds_gradients:
             raise ValueError(
-                "method.summed = true: gradients are added up in a simulation by one process, "
-                "without secure sums (fedseed run); leave it out"
+                "method.summed = true: gradients can be added up only in a simulation in one "
+                "process without secure sums (fedseed run); remove this key"
             )
         self.state = method.start(layout, seed)
-        # the number of steps made; the privacy that they have spent depends on nothing else
+        # the number of steps made; it alone determines the privacy that they have spent
         self.steps = 0
-        # each client's turns in these steps, where turns are counted
+        # each client's turns in these steps, if turns are counted
         self._turns = np.zeros(len(self.examples), dtype=np.int64)
-        self.untaken: str | None = None  # why the last round's step was not taken
+        self.untaken: str | None = None  # why the last round's step was not applied
         self.bounds = bounds or Bounds()
         self._steps = LastSteps(self.bounds)
-        # the rule's last outcome, if it remembers it
+        # the rule's last outcome, if the rule uses it
         self._outcome: Sequence[NDArray[Any]] | None = None
         self._open: CurrentRound | None = None
-        self.closed = Content()  # of the last round's step
-        self.closed_payload = b""  # that step's bytes, without the frame
+        self.closed = Content()  # content of the last round's step
+        self.closed_payload = b""  # bytes of that step, without the frame
 
     def open(
         self, number: int, attempt: int = 0, alive: Collection[int] | None = None
     ) -> list[int]:
-        """Begin a round, or begin it again: answers to earlier attempts are dropped.
+        """Begin a round, or begin it again and drop the answers to earlier attempts.
 
         Args:
             number: the round.
-            attempt: how often it was begun before.
-            alive: the clients that can be reached; None: all.
+            attempt: how often the round began before.
+            alive: the reachable clients; None: all.
 
         Returns:
             The clients that take part, in ascending order.
@@ -123,12 +124,11 @@ class Coordinator:
     def sample_clients(self, number: int, alive: Collection[int] | None = None) -> list[int]:
         """Return the clients that take part in a past, present or future round.
 
-        (seed, round) put all clients in an order, and the first ones that are alive take part. So a
-        client's turn does not depend on which others can be reached. Where turns are counted,
-        nobody takes the place of an absent client: each client's number of turns is known
-        beforehand.
+        (seed, round) determines an order of all clients, and the first ones that are alive take
+        part. If turns are counted, no other client replaces an absent one, so that each client's
+        number of turns is known beforehand.
         """
-        if self.per_round >= len(self.examples):  # in any order
+        if self.per_round >= len(self.examples):  # all clients, so the order does not matter
             return [
                 client for client in range(len(self.examples)) if alive is None or client in alive
             ]
@@ -153,7 +153,7 @@ class Coordinator:
 
     @property
     def counted(self) -> int:
-        """The number that privacy is accounted by: steps, or the most turns of a client."""
+        """The number that privacy accounting uses: steps, or the most turns of a client."""
         if self.by_turns:
             return int(self._turns.max(initial=0))
         return self.steps
@@ -170,7 +170,8 @@ class Coordinator:
             self._add_turns(turns, number)
             most_turns[number - 1] = turns.max()
         mechanism = self.protection.mechanism
-        # usually all rounds are within the budget; computing its limit takes forty times longer
+        # usually all rounds are within the budget, and computing the exact limit takes forty times
+        # longer
         if mechanism.within_budget(int(most_turns.max(initial=0))):
             return rounds
         affordable = mechanism.affordable
@@ -197,7 +198,7 @@ class Coordinator:
 
     @property
     def current(self) -> CurrentRound:
-        """The open round. Raises RuntimeError if there is none."""
+        """The open round. Raises RuntimeError if no round is open."""
         if self._open is None:
             raise RuntimeError("no round is open")
         return self._open
@@ -213,7 +214,9 @@ class Coordinator:
         ).encode()
 
     def plans(self) -> dict[bytes, list[int]]:
-        """Return the open round's plans, each with its clients; most methods have one for all."""
+        """Return the open round's plans, each with its clients. Most methods have one plan for all
+        clients.
+        """
         clients = self.current.clients
         if clients and not self.method.personal_plans:
             return {self.plan(clients[0]): list(clients)}
@@ -223,13 +226,13 @@ class Coordinator:
         return clients_by_plan
 
     def receive(self, data: bytes, sender: int) -> None:
-        """Take a client's update; a refused one changes nothing.
+        """Take a client's update. A refused update changes nothing.
 
         Args:
             data: the message.
-            sender: the client that sent it, according to the transport.
+            sender: the sender, according to the transport.
 
-        Raises MessageError: the update is refused.
+        Raises MessageError if the update is refused.
         """
         current = self.current
         message = Message.decode(data).expect(MessageKind.UPDATE, self.method.code, current.number)
@@ -239,11 +242,12 @@ class Coordinator:
             )
         if message.attempt != current.attempt:
             raise MessageError(
-                f"attempt {current.attempt} is open, this answers attempt {message.attempt}"
+                f"attempt {current.attempt} is open, but this update answers attempt "
+                f"{message.attempt}"
             )
         position = bisect_left(current.clients, sender)
         if current.clients[position : position + 1] != [sender]:
-            raise MessageError(f"client {sender} takes no part in round {current.number}")
+            raise MessageError(f"client {sender} does not take part in round {current.number}")
         if sender in current.updates:
             raise MessageError(f"client {sender} has answered round {current.number} already")
         if current.outliers is not None:
@@ -258,16 +262,16 @@ class Coordinator:
         return update, update.size(DecodeContext(self.method, self.state, "update", current.number))
 
     def screen(self) -> dict[int, str]:
-        """Refuse the updates that are out of all proportion, once all have come.
+        """Refuse updates that are out of proportion, when all have come.
 
         Returns:
-            The clients of refused updates, and why; the same when called again.
+            The clients of refused updates, with the reasons. Later calls return the same.
         """
         current = self.current
         if current.outliers is None:
             clients = sorted(current.updates)
             updates = [current.updates[client] for client in clients]
-            # terms of the clients' losses
+            # the terms of the clients' losses
             terms = [
                 getattr(update, update.weight_terms) if update.weight_terms else 0
                 for update in updates
@@ -275,7 +279,8 @@ class Coordinator:
             examples = [self.examples[client] for client in clients]
             weights = claims(self.method.weighting, examples, terms)
             current.claims = dict(zip(clients, weights, strict=True))
-            # bounds of privacy hold for each update by itself: no client decides about another
+            # with differential privacy, bounds apply to each update by itself, so that no client's
+            # update affects another's
             has_bounds = self.protection is not None and self.protection.bounds
             if has_bounds:
                 current.outliers = {}
@@ -288,9 +293,9 @@ class Coordinator:
     def close(self) -> Message:
         """End the round: combine the answers into a step for everybody, and return its message.
 
-        A step is not taken if it is not finite, is out of all proportion to those before, or has
-        fewer answers than the rule needs. Then the step is empty, `untaken` has the reason, and
-        nothing of the answers is remembered.
+        The step is not applied if it is not finite, is out of proportion to earlier steps, or has
+        fewer answers than the rule needs. Then the step is empty, `untaken` has the reason, and the
+        answers are forgotten.
         """
         current = self.current
         self.screen()
@@ -322,7 +327,7 @@ class Coordinator:
     def _step(self, answers: Answers) -> tuple[State, bytes, Payload, float]:
         """Return the state after the answers, the step's bytes and content, and its size.
 
-        Raises MessageError: no such step can be taken.
+        Raises MessageError if such a step can't be applied.
         """
         # values that are not finite are refused below
         with np.errstate(all="ignore"):
@@ -335,9 +340,9 @@ class Coordinator:
         for name, array in state.state_dict().items():
             if not np.isfinite(array).all():
                 raise MessageError(
-                    f"what the server's optimiser keeps ({name}) would not be finite"
+                    f"the state of the server's optimiser ({name}) would not be finite"
                 )
-        # the size of the largest update: Adam's steps all have one size
+        # the size of the largest update, because Adam's steps all have the same size
         if self.method.catch_up.replaces:
             size = max(self.current.sizes[answer.client] for answer in answers)
         else:
@@ -353,7 +358,7 @@ class Coordinator:
         """Return the open round's answers with the clients' weights, after `screen`."""
         current = self.current
         clients = sorted(current.updates)
-        # the screened claims; a client's number of examples may have changed since
+        # use the screened claims, because a client's number of examples may have changed since
         weights = shares([current.claims[client] for client in clients])
         answers = tuple(
             Answer(client, weight, current.updates[client])
@@ -364,15 +369,15 @@ class Coordinator:
         return Answers(current.number, answers, self.aggregation, past)
 
     def catch_up(self, payloads: Iterable[bytes]) -> list[Content]:
-        """Go on after earlier steps of an orbit; return the content of each.
+        """Take over earlier steps of an orbit, and return the content of each.
 
-        Raises MessageError.
+        Raises MessageError if a step can't be decoded.
         """
         contents = []
         for payload in payloads:
             step = self.method.decode_step(self.state, payload)
             contents.append(step.content(self.state.layout.size, payload))
-            # whole weights do not show how large the steps to them were
+            # whole weights do not show the sizes of the steps that led to them
             if not self.method.catch_up.replaces:
                 self._steps.take(step.size(DecodeContext(self.method, self.state, "step")))
             self._advance(step)
@@ -388,7 +393,9 @@ class Coordinator:
 
     @property
     def weights(self) -> bytes | None:
-        """The trainable tensors' bytes, where steps are whole weights and one is known."""
+        """The bytes of the trainable tensors, if steps are whole weights and these are known;
+        otherwise None.
+        """
         weights = getattr(self.state, "weights", None)
         return None if weights is None else weights.data
 
@@ -396,17 +403,17 @@ class Coordinator:
     def weights(self, data: bytes) -> None:
         """Set the base's weights, for a method whose steps replace each other.
 
-        Raises MessageError.
+        Raises MessageError if they do not fit the layout.
         """
         self.state = self.method.advance(self.state, self.method.decode_step(self.state, data))
 
     @property
     def keeps_outcomes(self) -> bool:
-        """Whether it remembers the rule's last outcome, which no step holds."""
+        """Whether the coordinator remembers the rule's last outcome, which steps do not hold."""
         return self.aggregation.remembers and self.method.lasting_entries
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the memory besides the steps as arrays by name; empty for most methods."""
+        """Return the state that steps do not hold, as arrays by name; empty for most methods."""
         arrays: dict[str, NDArray[Any]] = self.state.state_dict()
         if self.method.catch_up.replaces:
             arrays = {**arrays, SIZES: self._steps.sizes}
@@ -415,7 +422,9 @@ class Coordinator:
         return {**arrays}
 
     def load_state_dict(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `state_dict` returned. Raises LookupError or ValueError: it does not fit."""
+        """Restore what `state_dict` returned. Raises LookupError or ValueError if it does not
+        fit.
+        """
         parts = sorted(
             (int(name.removeprefix(OUTCOME)), name) for name in arrays if name.startswith(OUTCOME)
         )

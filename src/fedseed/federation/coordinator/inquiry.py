@@ -30,19 +30,19 @@ from fedseed.orbit.record import NO_DIGEST
 from fedseed.reports.results import PHASES, RoundLine
 from fedseed.text import show_text
 
-# deadlines that pass before a run without a usable evaluation ends, if all hosts report
+# if all hosts report but none evaluates, the run ends after this many deadlines
 MOST_DEADLINES = 3
 
-Reports = Mapping[str, Report]  # by host
+Reports = Mapping[str, Report]  # reports by host
 
 
 @dataclass
 class _OpenQuestion:
-    """A question about the weights while its answers come in. Times are the session's clock."""
+    """An open question about the weights. Times are those of the session's clock."""
 
     number: int  # the round
     evaluate: bool
-    each_evaluates: bool  # on its clients' held-out data
+    each_evaluates: bool  # whether each host evaluates, on its clients' held-out data
     digest: bool  # whether hosts hash their weights
     deadline: float
     give_up_at: float
@@ -51,9 +51,10 @@ class _OpenQuestion:
     evaluator: str | None = None
     evaluator_since: float = 0.0
     is_timed: bool = False  # whether the evaluator's time is recorded
-    all_tried: bool = False  # whether every host has had its turn to evaluate
-    answered: set[str] = field(default_factory=set)  # hosts, also those whose report was refused
-    is_noted: bool = False  # whether the lack of reports was shown
+    all_tried: bool = False  # whether every host has been asked to evaluate
+    # hosts that have answered, including those whose report was refused
+    answered: set[str] = field(default_factory=set)
+    is_noted: bool = False  # whether the missing reports were shown
     wait: Wait[str] | None = None
 
     def select_reports(self, alive: Mapping[str, Host]) -> Reports:
@@ -70,7 +71,7 @@ class _OpenQuestion:
 
     def encode(self) -> bytes:
         """Return the question as it is broadcast."""
-        # the default, that weights are hashed, is left out
+        # the default, hashing the weights, is left out
         optional = {} if self.digest else {"digest": False}
         evaluate = self.each_evaluates or self.evaluator or None
         return Question(round=self.number, evaluate=evaluate, **optional).encode()
@@ -80,14 +81,14 @@ class _OpenQuestion:
 class Inquiry:
     """Asks questions, and takes beats and reports.
 
-    No host is waited for without end. A host that lets the deadline pass, or delays the others, is
-    not waited for until it reports again. An evaluator that does so, or is much slower than others,
-    is followed by the next. If all hosts answer and none evaluates, the run ends.
+    No wait is endless. A host that misses the deadline or delays the others is not waited for until
+    it reports again. An evaluator that does so, or is much slower than others, is replaced by the
+    next one. If all hosts answer but none evaluates, the run ends.
     """
 
     session: Session
     roster: Roster
-    # hosts whose weights differed from most clients'
+    # hosts whose weights differed from those of most clients
     drifted: set[str] = field(default_factory=set)
     awaited: set[str] = field(default_factory=set)  # hosts that the open question waits for
     # hosts whose answer to the open question was refused
@@ -97,11 +98,12 @@ class Inquiry:
     # evaluators that have missed a deadline since their last evaluation
     _idle: set[str] = field(default_factory=set)
     _evaluators: set[str] = field(default_factory=set)  # hosts asked to evaluate after this round
-    # evaluators that are asked again only after all others
+    # evaluators that are asked again only after all other hosts
     _tried: set[str] = field(default_factory=set)
-    # phases that clients have named; their number is bounded so that a summary can list them
+    # phases that clients have named; their number is limited so that a summary can list them
     _phases: set[str] = field(default_factory=set)
-    # seconds from the question to each host's last evaluation, and of all its evaluations
+    # for each host: seconds from the question to its last evaluation, and the sum over all its
+    # evaluations
     _last_seconds: dict[str, float] = field(default_factory=dict)
     _total_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
@@ -109,12 +111,12 @@ class Inquiry:
         self.stragglers = Stragglers[str](self.session)  # hosts that delay the others
 
     def take(self, name: str, kind: str, data: bytes) -> None:
-        """Take a beat or a report. Raises MessageError: it is not valid."""
+        """Take a beat or a report. Raises MessageError if it is invalid."""
         host = self.roster.hosts.get(name)
         try:
             beat = parse_control(Report if kind == "report" else Beat, data)
             if host is None or not host.fits or beat.epoch != self.session.incarnation:
-                # a call makes it say hello
+                # a call makes the host send a hello
                 self.session.stranger = True
                 self.session.stir()
                 return
@@ -139,14 +141,16 @@ class Inquiry:
                 self.session.stir()
 
     def _check(self, host: str, report: Report) -> None:
-        """Check a report's phases, clients and metrics. Raises MessageError."""
+        """Check a report's phases, clients and metrics. Raises MessageError if they are invalid."""
         phases = self._phases | (report.spent.seconds.keys() - set(PHASES))
         if len(phases) > MOST_PHASES:
-            raise MessageError(f"spent: seconds: more than {MOST_PHASES} phases in all")
+            raise MessageError(f"spent: seconds: more than {MOST_PHASES} phases in total")
         self._phases = phases
         for client in report.by_client or {}:
             if client not in self.roster.numbers or self.roster.host_of(client) != host:
-                raise MessageError(f"it evaluates for client {show_text(client, 40)}")
+                raise MessageError(
+                    f"it evaluates for client {show_text(client, 40)}, which it does not host"
+                )
         if report.metrics is not None and not self.session.settings.each_evaluates:
             if not report.metrics:
                 raise MessageError("an evaluation without a metric")
@@ -159,11 +163,12 @@ class Inquiry:
 
         Args:
             line: the line of the round.
-            evaluate: whether one host evaluates, or each where hosts hold out data of their own.
+            evaluate: whether to evaluate: one host does, or every host if hosts hold out their own
+                data.
             digest: whether hosts hash their weights.
 
         Returns:
-            The digest of most clients' weights; None where they are not hashed, or no digest has a
+            The digest of most clients' weights; None if weights are not hashed, or no digest has a
             majority.
         """
         number = line.round
@@ -182,7 +187,7 @@ class Inquiry:
                 for name, report in reports.items()
                 if report.metrics and name in self._evaluators
             ]
-            # prefer an evaluation of the weights that most clients have
+            # prefer an evaluation by a host with the weights of most clients
             same_weights = [report for report in evaluated if report.digest == weights_digest]
             best = (same_weights or evaluated)[0]
             line.metrics.update(best.metrics or {})
@@ -205,7 +210,7 @@ class Inquiry:
                 f"{name} has {report.digest}" for name, report in list(reports.items())[:8]
             )
             self.session.progress.warn(
-                f"round {number}: no weights are those of most clients: {digests}"
+                f"round {number}: no digest has a majority of clients: {digests}"
             )
             return None
         majority_digest = leading[0]
@@ -217,13 +222,15 @@ class Inquiry:
         if drifted:
             self.drifted |= drifted
             self.session.progress.warn(
-                f"round {number}: {list_names(drifted)} has other weights: it repairs itself by "
+                f"round {number}: {list_names(drifted)} has other weights, and repairs them by "
                 "replay"
             )
         return majority_digest
 
     async def _collect_reports(self, number: int, evaluate: bool, digest: bool) -> Reports:
-        """Return reports on a round by host: of all hosts, or those before the deadline."""
+        """Return the reports on a round by host: from all hosts, or from those that met the
+        deadline.
+        """
         session, roster = self.session, self.roster
         for host in roster.hosts.values():
             host.report = None
@@ -277,7 +284,7 @@ class Inquiry:
         )
 
     def _is_evaluated(self, question: _OpenQuestion, reports: Reports) -> bool:
-        """Return whether the question needs no further evaluation."""
+        """Return whether the question needs no more evaluation."""
         if not question.evaluate or question.each_evaluates:
             return True
         return any(reports[name].metrics for name in self._evaluators & reports.keys())
@@ -296,7 +303,7 @@ class Inquiry:
             return
         if evaluator is None or evaluator not in reports:
             return
-        # the time that other hosts take afterwards is not the evaluator's
+        # the time that other hosts take later is not the evaluator's
         question.is_timed = True
         self._last_seconds[evaluator] = current_time - question.evaluator_since
         self._total_seconds[evaluator] += current_time - question.evaluator_since
@@ -308,7 +315,7 @@ class Inquiry:
         self._late |= late_hosts
         for name in sorted(late_hosts):
             assert question.wait is not None
-            reason = f"round {question.number}: no report of {name} {question.wait.within}"
+            reason = f"round {question.number}: no report from {name} {question.wait.within}"
             question.wait.leave_out(name, reason)
         self.awaited = set()
         for name in reports:
@@ -327,7 +334,7 @@ class Inquiry:
     def _change_evaluator(
         self, question: _OpenQuestion, alive: Mapping[str, Host], current_time: float
     ) -> None:
-        """Choose the next evaluator, and when to ask it."""
+        """Choose the next evaluator, and the time to ask it."""
         previous = question.evaluator
         if self._tried and not alive.keys() - self._tried:
             question.all_tried = True
@@ -339,11 +346,11 @@ class Inquiry:
         if question.evaluator != previous and not question.all_tried:
             question.resend_at = current_time
         else:
-            # hosts that are asked again need not be asked at once
+            # the next evaluator may be a host that was asked before, so there is no hurry
             question.resend_at = min(question.resend_at, current_time + RESEND_SECONDS)
 
     def _note_silence(self, question: _OpenQuestion, alive: Set[str]) -> None:
-        """Show once that no report has come."""
+        """Show a note, once, that no report has come."""
         if not question.is_noted:
             question.is_noted = True
             self.session.progress.warn(
@@ -353,7 +360,7 @@ class Inquiry:
     def _check_hope(
         self, question: _OpenQuestion, alive: Mapping[str, Host], current_time: float
     ) -> None:
-        """Raise NetworkError once all hosts have answered and none will evaluate."""
+        """Raise NetworkError if all hosts have answered and none of them will evaluate."""
         if (
             question.all_tried
             and current_time > question.give_up_at
@@ -362,7 +369,7 @@ class Inquiry:
             seconds = MOST_DEADLINES * self.session.settings.deadline
             raise NetworkError(
                 f"round {question.number}: {list_names(alive)} have answered for {seconds:g} s, "
-                "and none has sent an evaluation that can be used"
+                "but none has sent a usable evaluation"
             )
 
     def _begin_wait(self, hosts: Set[str]) -> Wait[str]:
@@ -372,7 +379,7 @@ class Inquiry:
     async def _send(
         self, question: _OpenQuestion, alive: Mapping[str, Host], late_hosts: set[str]
     ) -> None:
-        """Send the question to the hosts that are waited for, or call if there are none."""
+        """Send the question to the awaited hosts, or call all hosts if there are none."""
         if not alive:
             await self.session.call()
             return
@@ -384,7 +391,9 @@ class Inquiry:
     def _next_evaluator(
         self, number: int, alive: Set[str], previous: str | None, is_overdue: bool
     ) -> str | None:
-        """Return the next evaluator: by number, idle, slow and tried hosts last."""
+        """Return the next evaluator: hosts in the order of their numbers, with idle, slow and tried
+        ones last.
+        """
         if is_overdue and previous is not None:
             self._idle.add(previous)
         if not alive - self._tried:
@@ -399,11 +408,11 @@ class Inquiry:
         if previous is not None and is_overdue:
             patience = self.session.settings.deadline
             if evaluator in (None, previous):
-                consequence = "it is waited for"
+                consequence = "still waiting for it"
             else:
-                consequence = f"{evaluator} is asked"
+                consequence = f"asking {evaluator}"
             self.session.progress.warn(
-                f"round {number}: {previous} has not evaluated within {patience:g} s: {consequence}"
+                f"round {number}: {previous} did not evaluate within {patience:g} s: {consequence}"
             )
         if evaluator is not None:
             self._evaluators.add(evaluator)
@@ -413,8 +422,8 @@ class Inquiry:
     def _is_slow(self, host: str, alive: Set[str]) -> bool:
         """Return whether another host should evaluate, because this one took much longer.
 
-        Until most hosts have evaluated, those who have may all be late on purpose: one that has
-        used up the patience in all its evaluations together lets another try.
+        Until most hosts have evaluated, the few that have may all be slow on purpose. So a host is
+        also replaced if its evaluations together have used up the patience.
         """
         others = [seconds for name, seconds in self._last_seconds.items() if name != host]
         if others:
@@ -425,7 +434,7 @@ class Inquiry:
         return few_evaluated and self._total_seconds[host] > self.session.settings.patience
 
     def _add_costs(self, line: RoundLine, reports: Reports) -> None:
-        """Add the cost of the clients' work since the last line."""
+        """Add the cost of the clients' work since the last line of metrics."""
         spent = Cost()
         for report in reports.values():
             spent.add(report.spent)
@@ -433,6 +442,6 @@ class Inquiry:
         if ratios:
             line.metrics["step_over_weights"] = median_low(ratios)
         spent.tell(line)
-        line.processes = len(reports)  # whose seconds are added up
+        line.processes = len(reports)  # number of processes whose seconds are added up
         for phase, seconds in spent.seconds.items():
             line.seconds[phase] = line.seconds.get(phase, 0.0) + seconds

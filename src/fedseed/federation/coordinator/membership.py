@@ -12,31 +12,31 @@ from fedseed.federation.control import Report
 
 @dataclass
 class Host:
-    """A process that hosts clients, named by the first of them."""
+    """A process that hosts clients, named after the first of them."""
 
     last_heard: float  # time of its last message
     last_step: int = 0  # the last step it has applied
     report: Report | None = None  # its newest report
-    fits: bool = False  # whether it has said hello with the run's base, layout and clients
+    fits: bool = False  # whether its hello had the run's base, layout and clients
 
 
 @dataclass
 class Roster:
     """The clients of a run, which of them can be reached, and their numbers of examples."""
 
-    dead_after: float  # seconds of silence after which a host counts as gone
-    # in the order of their numbers; empty until it is known
+    dead_after: float  # seconds of silence after which a host counts as dead
+    # the clients' names in the order of their numbers; empty until known
     names: list[str] = field(default_factory=list)
-    open: bool = False  # whether every client that comes before the start takes part
+    open: bool = False  # whether any client may enrol before the start
     now: Callable[[], float] = time.monotonic
-    # whether a host is connected; None: unknown, so its signs of life decide
+    # returns whether a host is connected, or None if this is unknown; then its beats decide
     reached: Callable[[str], bool | None] = lambda name: None
     examples: dict[str, int] = field(default_factory=dict)
-    # clients whose process differs from most in base, layout or tokens
+    # clients whose process has another base, layout or tokens than most
     outvoted: set[str] = field(default_factory=set)
-    goes_without: bool = False  # whether the start no longer waits for the outvoted
+    goes_without: bool = False  # whether the start no longer waits for outvoted clients
     hosts: dict[str, Host] = field(default_factory=dict)
-    _host_of: dict[str, str] = field(default_factory=dict)  # by client
+    _host_of: dict[str, str] = field(default_factory=dict)  # host of each client
     _hosted: dict[str, set[str]] = field(default_factory=dict)  # the clients of each host
 
     @cached_property
@@ -45,7 +45,7 @@ class Roster:
         return {name: number for number, name in enumerate(self.names)}
 
     def hello(self, name: str, last_step: int) -> bool:
-        """Record a host that fits; return whether it is new."""
+        """Record a host that fits the run; return whether it is new."""
         host = self.hosts.setdefault(name, Host(0.0))
         is_new = not host.fits
         host.last_heard, host.fits, host.last_step = self.now(), True, last_step
@@ -59,7 +59,7 @@ class Roster:
 
     @property
     def attached(self) -> int:
-        """The number of clients that some process has spoken for."""
+        """The number of clients that have a process."""
         return len(self._host_of)
 
     def host_of(self, client: str) -> str:
@@ -85,7 +85,7 @@ class Roster:
         return [client for host in self.alive() for client in self._hosted.get(host, ())]
 
     def set_names(self, names: Iterable[str]) -> None:
-        """Fix the run's clients; nobody can enrol after this."""
+        """Fix the run's clients. No client can enrol after this."""
         self.names = list(names)
         self.__dict__.pop("numbers", None)
         self.open = False
@@ -108,7 +108,7 @@ class Roster:
     def required_clients(self, start_with: int | None) -> int:
         """Return the number of clients that the first round waits for.
 
-        0: not known yet.
+        0 if not known yet.
         """
         required = start_with or len(self.names)
         if not self.goes_without or not self.names:
@@ -118,7 +118,7 @@ class Roster:
     def spoken_for(self) -> dict[str, int]:
         """Return the number of clients that each reachable process speaks for.
 
-        While the run's clients are not known, all names count.
+        Before the run's clients are known, all names count.
         """
         hosted = {host: self._hosted.get(host, set()) for host in self.alive()}
         counts = {}
@@ -129,13 +129,15 @@ class Roster:
         return counts
 
     def work(self, clients: Iterable[int]) -> dict[int, int]:
-        """Return, for each of these clients, how many of them its process works for."""
+        """Return for each of these clients how many of them its process hosts."""
         hosts = {client: self.host_of(self.names[client]) for client in clients}
         counts = Counter(hosts.values())
         return {client: counts[host] for client, host in hosts.items()}
 
     def outvote(self, host: str, is_outvoted: bool) -> None:
-        """Record whether a process' clients differ from most; those that do take no part."""
+        """Record whether a process's clients differ from most clients. If they do, they do not take
+        part.
+        """
         clients = self._hosted.get(host, set())
         if not is_outvoted:
             self.outvoted -= clients

@@ -1,6 +1,6 @@
-"""Runs a coordinator behind a transport.
+"""Runs a coordinator on a network.
 
-It needs no torch, models or data, nor does it know what carries the bytes.
+It needs no torch, model or data, and does not depend on the kind of transport.
 """
 
 import asyncio
@@ -42,9 +42,9 @@ from fedseed.transport.base import (
 )
 
 SHOWN = ("round", "evaluated", "train_loss", "bytes_up", "bytes_down", "weights_digest")
-MOST_SHOWN = 12  # metrics shown beside them
-MOST_NAMED = 100  # clients in an answer about the status
-LOOK_SECONDS = 2.5  # between two checks that the log is there
+MOST_SHOWN = 12  # how many metrics the status shows
+MOST_NAMED = 100  # how many clients a status names
+LOOK_SECONDS = 2.5  # seconds between two checks that the log still exists
 
 
 def _make_secure_coordinator(
@@ -52,7 +52,7 @@ def _make_secure_coordinator(
 ) -> Coordinator:
     """Return a coordinator that learns only sums; clients barred earlier stay barred.
 
-    Raises ValueError: the settings do not fit the clients or the method.
+    Raises ValueError if the settings do not fit the clients or the method.
     """
     from fedseed.federation.coordinator.secure import SecureCoordinator
     from fedseed.privacy.secure.summing import load_proofs
@@ -66,21 +66,21 @@ def _make_secure_coordinator(
     if session.settings.proofs is not None:
         summing.barred, invalid_files = load_proofs(session.settings.proofs, summing.known)
         for path in invalid_files:
-            session.progress.warn(f"{path} shows nothing, so nobody is barred by it")
+            session.progress.warn(f"{path} is not a valid proof, so it bars no client")
     return coordinator
 
 
 class NetworkCoordinator(Working):
-    """Coordinates one run: connects its reception, rounds, log, questions and status.
+    """Coordinates one run: connects its reception, rounds, log, inquiries and status.
 
     Args:
         end: the transport.
         run: the run's name.
         method: the recipe's method.
         seed: the recipe's seed.
-        total: how many rounds the run has.
-        settings: how it deals with clients.
-        progress: shows the run going on.
+        total: the run's number of rounds.
+        settings: settings for dealing with clients.
+        progress: shows progress.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class NetworkCoordinator(Working):
     async def start(self, fresh: bool, has_files: bool) -> Header:
         """Read the run's log, or wait for clients and make it; return the header.
 
-        `open` comes next, then `take_over`: until then another coordinator may write.
+        Call `open` next, then `take_over`. Until then another coordinator may write.
 
         Args:
             fresh: whether to delete a run of this name from the server first.
             has_files: whether this machine has files of the run.
 
         Raises:
-            NetworkError: another coordinator runs this run.
+            NetworkError: another coordinator has this run.
             MessageError: the server holds another run of this name.
         """
         end = self.session.end
@@ -133,14 +133,14 @@ class NetworkCoordinator(Working):
             lambda: status_answer(self.status(), end.largest),
             self.session.rejected.add,
         )
-        # a log without an entry is that of a coordinator that ended early
+        # a log with only its header was left by a coordinator that ended early
         if log_state is None or not log_state.last:
             if has_files and end.lasting:
                 self.session.progress.warn(
-                    "the server has lost the run: it is put there again from the orbit"
+                    "the server has lost the run: restoring it from the orbit"
                 )
             header = await self.reception.assemble()
-            # again: the server may have been replaced while clients were waited for
+            # check again: the server may have been replaced during the wait for clients
             await end.allow(None, None)
             copies = self.session.settings.copies
             self.session.incarnation = await self.log.create(
@@ -161,9 +161,9 @@ class NetworkCoordinator(Working):
         if self.roster.names and self.roster.names != names:
             log_clients, recipe_clients = list_names(names), list_names(self.roster.names)
             raise MessageError(
-                f"run {self.run} began with the clients {log_clients}, the recipe has "
-                f"{recipe_clients}: choose another name (--run), or delete it from the server with "
-                "--fresh"
+                f"run {self.run} began with the clients {log_clients}, but the recipe has "
+                f"{recipe_clients}: choose another name (--run), or delete it from the server "
+                "with --fresh"
             )
         self.roster.set_names(names)
         if self.log.steps:
@@ -175,7 +175,7 @@ class NetworkCoordinator(Working):
     async def take_over(self) -> None:
         """Become the only coordinator that may write to the log, and watch it from now on.
 
-        Raises TakenOverError: another coordinator has written since the log was read.
+        Raises TakenOverError if another coordinator has written since the log was read.
         """
         await self.log.begin_session()
         self.work(self._watch_log())
@@ -191,7 +191,7 @@ class NetworkCoordinator(Working):
                 taken_over = False
                 if log is not None and not log.cut:
                     taken_over = await self.log.is_taken_over(log.last)
-            except NetworkError:  # an interruption
+            except NetworkError:  # the connection is interrupted
                 continue
             if log is not None and log.cut:
                 return self.session.fail(LogCutError(self.run))
@@ -211,20 +211,22 @@ class NetworkCoordinator(Working):
     async def open(
         self, per_round: int, aggregation: AggregationRule, bounds: Bounds | None = None
     ) -> Coordinator:
-        """Make the coordinator, and call the clients.
+        """Create the coordinator, and call the clients.
 
         Args:
             per_round: clients in a round.
             aggregation: the rule that combines their vectors.
             bounds: how far a client's update, or a step, may be from the others.
 
-        Raises RecipeError: the numbers of clients don't allow it, or the method does not fit the
-        model.
+        Raises RecipeError if the number of clients does not fit the recipe, or the method does not
+        fit the model.
         """
         names, reception = self.roster.names, self.reception
         self.session.settings.check(len(names))
         if not 1 <= per_round <= len(names):
-            raise RecipeError(f"federation.per_round = {per_round}: there are {len(names)} clients")
+            raise RecipeError(
+                f"federation.per_round = {per_round}: there are only {len(names)} clients"
+            )
         examples = [self.roster.examples.get(name, 0) for name in names]
         assert reception.header is not None
         try:
@@ -261,7 +263,7 @@ class NetworkCoordinator(Working):
         status = parse_control(Status, answer)
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(status.began))
         raise NetworkError(
-            f"another coordinator runs {self.run} already (since {since} UTC, round "
+            f"another coordinator already runs {self.run} (since {since} UTC, round "
             f"{status.round}): this one stops"
         )
 
@@ -276,7 +278,7 @@ class NetworkCoordinator(Working):
             elif kind == "attach":
                 attach = parse_control(Attach, data)
                 if not self._may_share_process(sender, attach.host):
-                    raise MessageError("it names a process that has another key")
+                    raise MessageError("it names a process with a different key")
                 self.reception.attach(sender, attach)
             elif kind in ("beat", "report"):
                 self.inquiry.take(sender, kind, data)
@@ -284,29 +286,31 @@ class NetworkCoordinator(Working):
                 raise MessageError(f"a message of unknown kind {kind[:20]!r}")
         except MessageError as error:
             self.session.rejected.add(sender, str(error))
-        except ValueError as error:  # a field that should be base64 is not
+        except ValueError as error:  # for example, a field is not valid base64
             reason = f"not valid: {type(error).__name__}: {error}"
             self.session.rejected.add(sender, reason)
         except NetworkError as error:
-            # the server does not answer now: the client gets no answer, and asks again
+            # the server does not answer at the moment, so the client gets no answer and asks again
             self.session.progress.warn(f"{sender} can't be answered now: {error}")
         return None
 
     def _may_share_process(self, client: str, other_client: str) -> bool:
-        """Return whether both clients may be in one process: as far as known, a key is theirs."""
+        """Return whether both clients may be in one process: if the transport knows keys, one key
+        must be theirs.
+        """
         keys = self.session.end.keys
         if keys is None or client == other_client:
             return True
         return bool(keys.get(client, frozenset()) & keys.get(other_client, frozenset()))
 
     def tell(self, line: RoundLine) -> None:
-        """Take a new or completed line of metrics, for the status."""
+        """Set the newest line of metrics, for the status."""
         figures = line.to_json()
         shown_keys = (*SHOWN, *shown_metrics(line.metrics)[:MOST_SHOWN])
         self.line.update({key: figures[key] for key in shown_keys if key in figures})
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures that status and summary share."""
+        """Return the figures that are in both the status and the summary."""
         return {
             "run": self.run,
             "repeated_rounds": self.rounds.repeated if self.rounds is not None else 0,
@@ -315,12 +319,12 @@ class NetworkCoordinator(Working):
         }
 
     def _privacy(self) -> dict[str, Any] | None:
-        """Return the privacy that the steps have spent; None: the method is not private."""
+        """Return the privacy that the steps have spent; None if the method is not private."""
         mechanism, coordinator = mechanism_of(self.reception.method), self.reception.coordinator
         if mechanism is None:
             return None
         count = 0 if coordinator is None else coordinator.counted
-        # steps are the log's until they are taken up
+        # before the log's earlier steps are taken up, count the log's
         return mechanism.counted(count if mechanism.by_turns else max(count, len(self.log.steps)))
 
     def status(self) -> dict[str, Any]:
@@ -328,7 +332,7 @@ class NetworkCoordinator(Working):
         rounds, roster, names = self.rounds, self.roster, self.roster.names
         current = None if rounds is None else rounds.open
         missing = [] if current is None else [names[number] for number in sorted(current.missing)]
-        # who holds others up
+        # parties that delay the others
         late = [] if rounds is None else [names[client] for client in rounds.stragglers.list_slow()]
         return {
             **self.figures(),
@@ -350,14 +354,14 @@ class NetworkCoordinator(Working):
         }
 
 
-# senders and other names, reasons of each, letters
+# how many senders and other names, reasons for each sender, and letters of a text
 LEVELS = ((100, 20, 200), (20, 5, 100), (5, 1, 50), (0, 0, 50))
 
 
 def status_answer(status: Mapping[str, Any], size_limit: int) -> bytes:
     """Return a status as JSON, with names and refusals shortened to `size_limit` bytes.
 
-    `summary.json` has all of them.
+    `summary.json` has all names and refusals.
     """
     answer = b""
     for names, reasons, letters in LEVELS:
@@ -374,9 +378,9 @@ def status_answer(status: Mapping[str, Any], size_limit: int) -> bytes:
 
 
 def _short(value: Any, names: int, letters: int) -> Any:
-    """Return a value with its texts, lists and tables cut to a bounded length.
+    """Return a value with its texts, lists and tables shortened to a limited length.
 
-    The status's own tables have fewer entries than the bound.
+    The status's own tables have fewer entries than the limit.
     """
     if isinstance(value, str):
         return value[:letters]
@@ -393,7 +397,7 @@ def _refusals(
 ) -> dict[str, Any]:
     """Return the most frequent refusals of the senders with the most refusals.
 
-    The rest is added up as "others".
+    The others are added up as "others".
     """
     shortened: defaultdict[str, Counter[str]] = defaultdict(Counter)
     ordered = sorted(refusals.items(), key=lambda item: -sum(item[1].values()))

@@ -1,6 +1,6 @@
-"""A round over a network.
+"""Runs the rounds of a federation.
 
-Plans go out, and answers come in until there are enough of them or time is over.
+The coordinator sends plans, and collects answers until there are enough or the time is over.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from fedseed.privacy.settings import WITHHELD
 if TYPE_CHECKING:
     from fedseed.federation.coordinator.secure import SecureTalk
 
-MOST_PAUSE = 30.0  # seconds before a round is begun again
+MOST_PAUSE = 30.0  # longest pause before a round begins again
 
 
 @dataclass
@@ -33,30 +33,32 @@ class Gathered:
     """The result of a round."""
 
     clients: Sequence[int]  # participants in ascending order
-    plan_bytes: int  # payload of a plan
-    update_bytes: list[int] = field(default_factory=list)  # payload of each update that came
-    # clients whose update does not count, and why
+    plan_bytes: int  # bytes of a plan's payload
+    update_bytes: list[int] = field(default_factory=list)  # bytes of the payload of each update
+    # clients whose update does not count, with the reasons
     skipped: list[tuple[int, str]] = field(default_factory=list)
-    refused: int = 0  # messages
-    # the cost of the clients' work, as far as it is known
+    refused: int = 0  # number of refused messages
+    # the cost of the clients' work, if known
     spent: Cost = field(default_factory=Cost)
-    secure_up: int = 0  # bytes from all clients for secure sums, besides their updates
+    secure_up: int = 0  # bytes from all clients for secure sums, in addition to their updates
     secure_down: int = 0  # bytes of asks to all clients
 
 
 @dataclass
 class OpenRound:
-    """A round while it is open."""
+    """An open round, with its answers."""
 
     number: int
-    attempt: int  # how often it was begun before
+    attempt: int  # how often the round began before
     clients: frozenset[int]  # participants
-    missing: set[int]  # participants that are waited for
-    silent: dict[int, str] = field(default_factory=dict)  # clients that send no update, and why
-    refused: dict[int, str] = field(default_factory=dict)  # clients with a refused answer, and why
+    missing: set[int]  # participants without an answer yet
+    # clients that send no update, with the reasons
+    silent: dict[int, str] = field(default_factory=dict)
+    # clients with a refused answer, with the reasons
+    refused: dict[int, str] = field(default_factory=dict)
     # the payload of each update that counts, by client
     bytes_up: dict[int, int] = field(default_factory=dict)
-    # answers to repeated plans that are still to come
+    # answers to repeated plans that have not come yet
     repeats: Counter[int] = field(default_factory=Counter)
 
 
@@ -66,15 +68,15 @@ class Rounds:
 
     session: Session
     roster: Roster
-    coordinator: Coordinator  # plans, and combines answers
-    largest: int  # bytes of the largest message a client may send
+    coordinator: Coordinator  # makes plans and combines answers
+    largest: int  # the most bytes of a client's message
     open: OpenRound | None = None
     repeated: int = 0
-    grace: float = inf  # until then a round waits for all clients, as the first one does
-    # clients without an update; those without examples are reported once only
+    grace: float = inf  # until this time a round waits for all clients, as the first round does
+    # clients that have shown up without an update; those without examples are reported only once
     idle: set[int] = field(default_factory=set)
     secure: "SecureTalk | None" = None
-    _running: bool = False  # whether a round was begun here
+    _running: bool = False  # whether this process has begun a round
     # running downloads of a client's answers, by its name
     _fetching: defaultdict[str, set[asyncio.Task[None]]] = field(
         default_factory=lambda: defaultdict(set)
@@ -82,7 +84,7 @@ class Rounds:
     _previous: OpenRound | None = None
 
     def __post_init__(self) -> None:
-        # clients that have delayed the others since their last answer that counts
+        # clients that have delayed the others since their last counted answer
         self.stragglers = Stragglers[int](self.session)
         self._room = Room(self.largest)
         # only secure sums need the libraries of this module
@@ -93,7 +95,7 @@ class Rounds:
             self.secure = SecureTalk(self.session, self.roster, self.coordinator, self.stragglers)
 
     def take(self, name: str, data: bytes) -> None:
-        """Take a client's answer. Raises MessageError."""
+        """Take a client's answer. Raises MessageError if it is refused."""
         current = self.open
         if current is None and not self._running:
             return  # an answer to an earlier coordinator
@@ -112,7 +114,7 @@ class Rounds:
             elif current is None:
                 round_text = ""
                 if not is_stored(data):
-                    round_text = f", this is for round {Message.decode(data).round}"
+                    round_text = f", but this answers round {Message.decode(data).round}"
                 raise MessageError(f"no round is open{round_text}")
             elif is_stored(data):
                 self._begin_fetch(current, name, number, data)
@@ -124,7 +126,9 @@ class Rounds:
                 self._stop_waiting(current, number)
 
     def _repeated(self, name: str, client: int, data: bytes) -> OpenRound | None:
-        """Return the round of an answer that was sent again because its plan was sent again."""
+        """Return the round of an answer that is a repetition, sent because its plan was
+        repeated.
+        """
         for candidate in (self.open, self._previous):
             if candidate is None or candidate.repeats[client] <= 0:
                 continue
@@ -163,8 +167,8 @@ class Rounds:
             or client in silent
         ):
             raise MessageError(
-                f"client {client} has answered round {current.number} already, or takes no part in "
-                "it"
+                f"client {client} has answered round {current.number} already, or does not take "
+                "part in it"
             )
 
     def _take_silent(self, client: int, data: bytes) -> None:
@@ -177,16 +181,17 @@ class Rounds:
         self._stop_waiting(current, client, in_time=True)
 
     def _begin_fetch(self, current: OpenRound, name: str, number: int, data: bytes) -> None:
-        """Fetch a large update, if it can count according to its frame."""
+        """Begin to fetch a large update, if its frame shows that it can count."""
         answered_round, reference = round_and_attempt(data), Stored.decode(data)
         if answered_round != (current.number, current.attempt):
             raise MessageError(
-                f"round {current.number} was expected, round {answered_round[0]} came"
+                f"expected an answer to round {current.number}, got one to round "
+                f"{answered_round[0]}"
             )
         self._check_expected(current, number)
         if reference.size > self.largest:
             raise MessageError(
-                f"a message of {reference.size:,} bytes: at most {self.largest:,} are accepted"
+                f"a message of {reference.size:,} bytes, but at most {self.largest:,} are accepted"
             )
         if len(self._fetching[name]) >= 2:
             raise MessageError("too many large messages at once")
@@ -198,23 +203,23 @@ class Rounds:
         owner = self.roster.host_of(name)
         try:
             async with self._room.reserve(reference.size):
-                self._still_open()  # the round may have ended while this waited
+                self._still_open()  # the round may have ended during the wait
                 message = await fetch(self.session.end, data, owner, self.largest)
                 self._receive(self._still_open(), number, message)
         except MessageError as error:
-            # a client that repeats its answer replaces the blob, and a reference follows
+            # a client that repeats its answer replaces the blob, and sends a new reference
             if self.open is not None and self.open.repeats[number] > 0:
                 self.open.repeats[number] -= 1
             else:
                 self._refuse(name, number, str(error))
-        except NetworkError as error:  # the client sends it again
+        except NetworkError as error:  # the client will send it again
             self.session.progress.warn(f"the update of {name} can't be fetched now: {error}")
         else:
             await self.session.end.drop(owner, reference.name)
 
     def _still_open(self) -> OpenRound:
         if self.open is None:
-            raise MessageError("it came when its round was over")
+            raise MessageError("it came after its round was over")
         return self.open
 
     async def gather(self, number: int) -> Gathered:
@@ -226,12 +231,12 @@ class Rounds:
             reachable = await self._wait_for_clients()
             reachable = self.stragglers.filter_out(reachable, self._minimum)
             clients = self.coordinator.open(number, attempt, reachable)
-            # where turns are counted, nobody replaces absent clients
+            # if turns are counted, no other client replaces an absent one
             if len(clients) < self.session.settings.minimum:
                 await self.session.pause(0.25)
                 continue
             self._running = True
-            # lying clients may spoil attempt after attempt: slow down
+            # lying clients may spoil many attempts in a row, so slow down
             if attempt and self.secure is not None:
                 await self.session.pause(min(0.25 * 2 ** min(attempt, 10), MOST_PAUSE))
             try:
@@ -240,7 +245,7 @@ class Rounds:
             except TooFewError as error:
                 attempt += 1
                 self.repeated += 1
-                self.session.progress.warn(f"round {number}: {error}: it is begun again")
+                self.session.progress.warn(f"round {number}: {error}: the round begins again")
             except LostError as error:
                 assert self.secure is not None
                 participants = self.coordinator.current.clients
@@ -256,7 +261,7 @@ class Rounds:
     async def _attempt(self, number: int, attempt: int, clients: Sequence[int]) -> Gathered:
         """Ask the open round's clients, and return the result.
 
-        Raises TooFewError or LostError.
+        Raises TooFewError or LostError if the round has to begin again.
         """
         if self.secure is not None:
             await self.secure.hold(self.secure.coordinator.agreeing())
@@ -265,7 +270,7 @@ class Rounds:
         self._previous = self.open or self._previous
         self.open = current = OpenRound(number, attempt, frozenset(participants), set(participants))
         within = await self._collect_updates(current, plans)
-        # refuse outliers once: asked again, these clients would answer the same
+        # refuse outliers only once: asked again, these clients would answer the same
         outliers = self.coordinator.screen()
         for client, reason in outliers.items():
             del current.bytes_up[client]
@@ -273,7 +278,7 @@ class Rounds:
         answered = len(self.coordinator.current.updates) + len(current.silent) + len(outliers)
         minimum = self.session.settings.minimum
         if answered < minimum:
-            raise TooFewError(f"{answered} answers, {minimum} are needed")
+            raise TooFewError(f"{answered} answers, but {minimum} are needed")
         if self.secure is not None:
             await self.secure.hold(self.secure.coordinator.opening())
             for client in current.clients - current.missing - self.secure.slow:
@@ -290,7 +295,7 @@ class Rounds:
 
     @property
     def _minimum(self) -> int:
-        """Clients that a round needs."""
+        """How many clients a round needs."""
         sums = 0 if self.secure is None else self.secure.coordinator.secure.least
         return max(self.session.settings.minimum, sums)
 
@@ -300,13 +305,13 @@ class Rounds:
         Args:
             current: the round.
             client: the client's number.
-            within: how long the round waited, as a text.
+            within: how long the round waited, as text.
         """
         name, number = self.roster.names[client], current.number
         if client in current.silent:
-            # a reason of its own would depend on the client's data
+            # a client's own reason would depend on its data
             reason = WITHHELD if self.coordinator.private else current.silent[client]
-            # a client without examples is shown once
+            # a client without examples is reported only once
             if self.coordinator.examples[client] or client not in self.idle:
                 self.session.progress.warn(f"round {number}: {name} sends nothing: {reason}")
             self.idle.add(client)
@@ -316,12 +321,12 @@ class Rounds:
         elif client in self.roster.present():
             reason = f"no answer {within}"
         else:
-            reason = "it has gone"
-        self.session.progress.warn(f"round {number}: nothing of {name} counts: {reason}")
+            reason = "it is no longer reachable"
+        self.session.progress.warn(f"round {number}: no update of {name} counts: {reason}")
         return reason
 
     async def _collect_updates(self, current: OpenRound, plans: dict[bytes, list[int]]) -> str:
-        """Send the plans and wait for answers; return how long it waited, as a text.
+        """Send the plans and wait for answers; return how long it waited, as text.
 
         Clients that delay the others are left out (`Stragglers`).
         """
@@ -348,7 +353,7 @@ class Rounds:
         wait = Wait(self.stragglers, self.roster.work(current.clients), self._minimum)
         late = await wait.collect_answers(lambda: current.missing, self.roster.present, send)
         for client in sorted(late):
-            reason = f"nothing of {names[client]} that counts has come {wait.within}"
+            reason = f"no answer of {names[client]} that counts has come {wait.within}"
             wait.leave_out(client, f"round {current.number}: {reason}")
         for blob, message in zip(blobs, carried, strict=True):
             if is_stored(message):
@@ -382,7 +387,7 @@ class Rounds:
                 called_at = now
             if grace <= 0 and now > warned_at + 30:
                 self.session.progress.warn(
-                    f"{len(present)} clients are alive, a round needs {minimum}: waiting"
+                    f"{len(present)} clients are alive, but a round needs {minimum}: waiting"
                 )
                 warned_at = now
             await self.session.pause(0.25)

@@ -1,4 +1,4 @@
-"""The coordinator's side of secure sums: asks clients, and takes a sum in place of answers."""
+"""The coordinator's side of secure sums: asks clients, and uses a sum instead of single answers."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence, Set
@@ -25,30 +25,31 @@ from fedseed.privacy.secure.settings import SecureSums, secure_problem
 from fedseed.privacy.secure.summing import Asking, Summing, save_proof
 from fedseed.text import show_text
 
-FIRST_EXCLUSION = 8  # rounds of the first exclusion of a client that may have lied in a sum
+FIRST_EXCLUSION = 8  # length in rounds of a client's first exclusion, if it may have lied in a sum
 
 
 @dataclass(frozen=True)
 class Masked(Payload):
     """A masked update, as the coordinator gets it."""
 
-    setup: Annotated[int, Scalar("u8")]  # names the keys
-    words: Annotated[Words, Array("u8", "words")]  # the vector and the weight, added to masks
+    setup: Annotated[int, Scalar("u8")]  # number of the keys' setup
+    words: Annotated[Words, Array("u8", "words")]  # the vector and the weight, plus masks
 
 
 class Suspects:
-    """Finds the clients that lie, where sums prove that somebody does.
+    """Finds lying clients, when a sum proves that one of its clients lies.
 
-    Suspects are left out in turn until sums become possible. The next one is the client that was in
-    most of the false sums, of several the first by number. So one liar is left out after at most as
-    many false sums as there are clients. The first exclusion takes `FIRST_EXCLUSION` rounds, each
-    further one twice as many.
+    Suspects are left out in turn until sums become possible. The next suspect is the client that
+    was in most of the false sums; among several, the first by number. So a single liar is found
+    after at most as many false sums as there are clients. The first exclusion lasts
+    `FIRST_EXCLUSION` rounds, and each further one twice as long.
     """
 
     def __init__(self) -> None:
-        self.news: list[tuple[int, str]] = []  # clients that were found to lie, with texts
-        self._false_sums: Counter[int] = Counter()  # how many each client was in
-        self._exclusions: dict[int, int] = {}  # rounds of each client's last exclusion
+        # clients that were found to lie, with messages about them
+        self.news: list[tuple[int, str]] = []
+        self._false_sums: Counter[int] = Counter()  # number of false sums that each client was in
+        self._exclusions: dict[int, int] = {}  # length in rounds of each client's last exclusion
         self._suspect, self._until, self._is_confirmed = -1, 0, True
 
     def among(self, number: int, clients: Collection[int], minimum: int) -> set[int]:
@@ -69,25 +70,26 @@ class Suspects:
         self._is_confirmed = False
 
     def record_true_sum(self, number: int, clients: Sequence[int]) -> None:
-        """Record that the sum of a round with these clients is possible."""
+        """Record that the sum of a round with these clients can be honest."""
         if not self._is_confirmed and self._suspect not in clients:
             self._is_confirmed = True
             text = (
-                f"sums of rounds with it could not be, and that of round {number}, without it, can"
+                f"sums of rounds with it were impossible, and the sum of round {number}, "
+                "without it, is possible"
             )
             self.news.append((self._suspect, f"{text}: it is left out until round {self._until}"))
 
 
 class SecureCoordinator(Coordinator):
-    """A coordinator that gets masked words.
+    """A coordinator that gets masked updates.
 
-    After the last answer a round continues with `opening`.
+    After the last answer, `opening` continues the round.
 
     Args:
-        settings: the recipe's.
+        settings: the recipe's settings of secure sums.
         common: the arguments of `Coordinator`.
 
-    Raises ValueError: secure sums are not possible with these settings (`secure_problem`).
+    Raises ValueError if secure sums are not possible with these settings (`secure_problem`).
     """
 
     sums = True
@@ -102,7 +104,7 @@ class SecureCoordinator(Coordinator):
             settings.threshold, settings.form(summand(self.method).counted), settings.ahead
         )
         self.suspects = Suspects()
-        # the open round's sum, or the reason why there will be none
+        # the open round's sum, or the reason why there is none
         self._sum: Words | str | None = None
         # the clients' declared numbers of examples (0: not known); `Coordinator` must not use them
         self._declared, self.examples = self.examples, [0] * len(self.examples)
@@ -119,7 +121,7 @@ class SecureCoordinator(Coordinator):
         return super().open(number, attempt, candidates - suspects)
 
     def agreeing(self) -> Asking[None]:
-        """Ask for keys before the plans of the open round go out.
+        """Ask for keys before the plans of the open round are sent.
 
         A client that sends no keys is not asked for an update.
         """
@@ -128,7 +130,7 @@ class SecureCoordinator(Coordinator):
         current.clients = [client for client in current.clients if client in setup.members]
 
     def opening(self) -> Asking[None]:
-        """Open the sum after the last answer has come; `close` then makes a step of it."""
+        """Open the sum after the last answer; `close` then makes a step from it."""
         current = self.current
         vectors = {client: update.words for client, update in current.updates.items()}
         self._sum, members = yield from self.summing.open(current.number, current.attempt, vectors)
@@ -136,7 +138,7 @@ class SecureCoordinator(Coordinator):
             del current.updates[client], current.received[client]
 
     def lose(self, reason: str) -> None:
-        """Give up the open round's sum; `close` then makes an empty step, with this reason."""
+        """Give up the open round's sum; `close` then makes an empty step with this reason."""
         current, self._sum = self.current, reason
         current.updates, current.received = {}, {}
 
@@ -146,15 +148,15 @@ class SecureCoordinator(Coordinator):
         setup_name = data[:SETUP_BYTES]
         size = SETUP_BYTES + count * word_type.itemsize
         if len(data) != size:
-            raise MessageError(f"{len(data)} bytes of masked words: {count} words take {size}")
+            raise MessageError(f"{len(data)} bytes of masked words, but {count} words take {size}")
         assert self.summing.setup is not None
         if setup_name != self.summing.setup.terms.setup:
-            raise MessageError("it is masked with other keys than those of this attempt")
+            raise MessageError("it is masked with keys of another attempt")
         words = np.frombuffer(data[SETUP_BYTES:], word_type)
         return Masked(int.from_bytes(setup_name, "little"), words), 0.0
 
     def weighted_answers(self) -> Answers:
-        """Return one answer that stands for all; none if no client had anything to send."""
+        """Return one answer in place of all answers; empty if no client had an update."""
         current = self.current
         kind = summand(self.method)
         form = self.summing.form
@@ -181,7 +183,7 @@ class SecureCoordinator(Coordinator):
     def _impossible(self, current: CurrentRound, words: Words, counted: bool) -> str | None:
         """Return the reason why a sum can't be that of honest clients, or has no weight.
 
-        None: there is no such reason.
+        None if there is no such reason.
         """
         summed = "weights"
         highest = len(current.updates)
@@ -191,13 +193,13 @@ class SecureCoordinator(Coordinator):
         else:
             total = int(words[-1])
             if total == 0:
-                return "no client says that it has anything to send: the sum of their weights is 0"
+                return "no client has an update to send: the sum of their weights is 0"
             if self.method.weighting == "examples":
                 highest = sum(self._declared[client] or MOST_EXAMPLES for client in current.updates)
         if total <= highest:
             return None
         return (
-            f"the sum of the {summed} is {total:,}, which can be {highest:,} at most: a client lies"
+            f"the sum of the {summed} is {total:,}, but can be at most {highest:,}: a client lies"
         )
 
 
@@ -207,18 +209,18 @@ class SecureTalk:
 
     session: Session
     roster: Roster
-    coordinator: SecureCoordinator  # makes the asks
+    coordinator: SecureCoordinator  # makes the asks and takes the answers
     stragglers: Stragglers[int]
-    # clients that have missed a deadline in this round: it does not wait for them again
+    # clients that have missed a deadline in this round; it does not wait for them again
     slow: set[int] = field(default_factory=set)
     bytes_up: int = 0  # bytes of replies
     bytes_down: int = 0  # bytes of asks
     _asks: dict[int, bytes] = field(default_factory=dict)
     _answers: dict[int, bytes | None] = field(default_factory=dict)
     _shown_barred: set[int] = field(default_factory=set)  # barred clients that were shown
-    _opened: set[int] = field(default_factory=set)  # clients that have opened the round before
+    _opened: set[int] = field(default_factory=set)  # clients that have opened this round before
     _waited: float = 0.0  # seconds for the last ask
-    # failed conversations of this round: the deadlines may be too short for all
+    # number of failed conversations in this round: the deadlines may be too short for all clients
     _failed: int = 0
 
     def begin(self) -> None:
@@ -232,7 +234,8 @@ class SecureTalk:
     async def hold(self, asking: Asking[None]) -> None:
         """Exchange asks and answers until the conversation ends.
 
-        Raises TooFewError; LostError: the clients that have not opened the round are too few.
+        Raises TooFewError if too few clients answer, and LostError if too few of them have not
+        opened this round before.
         """
         try:
             asks = next(asking)
@@ -250,14 +253,14 @@ class SecureTalk:
     async def _ask(self, asks: dict[int, bytes]) -> dict[int, bytes]:
         """Send asks, and wait for all answers that may still come.
 
-        Reachable clients that miss the deadline are left out, as after a plan.
+        Reachable clients that miss the deadline are left out, as with plans.
         """
         self._asks, self._answers = asks, {}
         minimum = self.coordinator.secure.least
         self.bytes_down += sum(map(len, asks.values()))
 
         def reachable() -> Set[int]:
-            # without any answer the fault may be on this side: wait for everybody
+            # without any answer the fault may be on this side, so wait for all clients
             if not self._answers:
                 return asks.keys()
             if len(self._answers) >= minimum:
@@ -289,16 +292,16 @@ class SecureTalk:
         unopened = set(self.coordinator.current.clients) - self._opened
         if self._opened and len(unopened) < minimum:
             raise LostError(
-                f"{len(self._opened)} clients have opened it before, and do not again: its sum is "
-                "lost"
+                f"{len(self._opened)} clients have opened it before and refuse to open it again: "
+                "its sum is lost"
             )
         return {client: answer for client, answer in self._answers.items() if answer is not None}
 
     def take(self, client: int, data: bytes) -> None:
-        """Take a client's reply. Raises MessageError."""
+        """Take a client's reply. Raises MessageError if it is refused."""
         start = len(SAID) + ASK_ID_BYTES
         if len(data) <= start:
-            raise MessageError("an answer to an ask of secure sums that is cut short")
+            raise MessageError("a cut-off answer to an ask of secure sums")
         ask, kind, body = self._asks.get(client), data[start], data[start + 1 :]
         is_current = ask is not None and data[len(SAID) : start] == ask[:ASK_ID_BYTES]
         if not is_current or client in self._answers:
@@ -307,13 +310,14 @@ class SecureTalk:
         name = self.roster.names[client]
         self._answers[client] = body if kind == SOMETHING else None
         if kind == OPENED:
-            self._opened.add(client)  # one client alone may lie about this
+            self._opened.add(client)  # counted, because a single client may lie about this
             self.session.progress.warn(
-                f"{name} has opened this round, or a later one, before, and does not again"
+                f"{name} has opened this or a later round before, and refuses to open it again"
             )
         elif kind != SOMETHING:
             self.session.progress.warn(
-                f"{name} says nothing for a secure sum: {show_text(body.decode(errors='replace'))}"
+                f"{name} gives no answer for a secure sum: "
+                f"{show_text(body.decode(errors='replace'))}"
             )
         if self._answers.keys() >= self._asks.keys():
             self.session.stir()
@@ -335,7 +339,7 @@ class SecureTalk:
             self.stragglers.leave_out(
                 client,
                 max(RESEND_SECONDS, self._waited),
-                f"what {names[client]} says can't be taken",
+                f"the answer of {names[client]} can't be accepted",
             )
             self.slow.add(client)
         doubted.clear()
@@ -343,6 +347,6 @@ class SecureTalk:
         minimum = self.coordinator.secure.least
         if remaining < minimum:
             raise FedseedError(
-                f"{remaining} clients are left that keep to the rules of secure sums, {minimum} "
-                "are needed (secure_sums.threshold)"
+                f"only {remaining} clients are left that follow the rules of secure sums, but "
+                f"{minimum} are needed (secure_sums.threshold)"
             )

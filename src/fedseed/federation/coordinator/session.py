@@ -1,4 +1,4 @@
-"""Shared state of a coordinator's conversation: settings, refusals, calls, stragglers."""
+"""The shared state of a coordinator's conversation: settings, refusals, calls and stragglers."""
 
 import asyncio
 import time
@@ -17,20 +17,21 @@ from fedseed.transport.base import CoordinatorEnd
 from fedseed.weights.layout import DigestKind
 
 STRANGER_SECONDS = 30.0  # most seconds between calls because of an unknown host
-RESEND_SECONDS = 2.0  # a plan or a question is repeated to those that have not answered
-# a party is slow if it takes more than this many times as long as the others, and GRACE_SECONDS
+RESEND_SECONDS = 2.0  # seconds until a plan or a question is repeated to parties without an answer
+# a party is slow if it takes longer than GRACE_SECONDS and than this many times the others' time
 SLOW_FACTOR = 3.0
 GRACE_SECONDS = 1.0
-# the delays of one party may add up to this many times the time that the others need
+# the delays of one party may add up to this many times the others' time
 DELAY_FACTOR = 9.0
 Party = TypeVar("Party", bound=Hashable)
 
-MOST_SHOWN = 50  # refusals that are shown; all are counted
-MOST_REASONS = 50  # reasons that are remembered for each sender
-# reasons of all senders; this many fit into a status answer, whatever characters they have
+MOST_SHOWN = 50  # how many refusals are shown; all are counted
+MOST_REASONS = 50  # how many reasons are remembered for each sender
+# how many reasons of all senders are remembered; a status answer has room for this many, whatever
+# characters they have
 MOST_REMEMBERED = 300
-MOST_SENDERS = 1_000  # senders that are remembered
-MOST_NAME = 100  # characters of a sender's name
+MOST_SENDERS = 1_000  # how many senders are remembered
+MOST_NAME = 100  # the most characters of a sender's name
 OTHERS = "others"
 
 
@@ -38,16 +39,17 @@ OTHERS = "others"
 class Rejected:
     """Counts refusals by sender and reason in bounded memory, and shows the first ones.
 
-    Senders and reasons are foreign text: each is stored as one short line that a terminal can show.
+    Senders and reasons are untrusted text: each is stored as one short line that a terminal can
+    show safely.
     """
 
     progress: Progress  # shows refusals
-    run: str  # the run's name, to say where further refusals can be seen
-    # how often, the oldest first
+    run: str  # the run's name, for a hint where to see further refusals
+    # counts by sender and reason, the oldest first
     _counts: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)
-    # how often for reasons that are not remembered, by sender
+    # counts of forgotten reasons, by sender
     _others: Counter[str] = field(default_factory=Counter)
-    # how many reasons are remembered, by sender
+    # number of remembered reasons, by sender
     _reasons: Counter[str] = field(default_factory=Counter)
     _shown_count: int = 0
     _since: int = 0
@@ -96,24 +98,25 @@ class CoordinatorSettings:
     """A coordinator's settings for dealing with its clients."""
 
     deadline: float = 600.0  # seconds after which a round goes on without missing answers
-    minimum: int = 1  # answers that a round needs; with fewer it is begun again
-    start_with: int | None = None  # clients that the first round waits for; None: all
+    minimum: int = 1  # least number of answers; with fewer, the round begins again
+    start_with: int | None = None  # number of clients that the first round waits for; None: all
     dead_after: float = 6.0  # seconds of silence after which a client counts as dead
-    # digest of the clients' base; None: that of most clients
+    # digest that the clients' base must have; None: the digest of most clients
     base_digest: str | None = None
-    copies: int = 1  # copies of the run's log, where there are several servers
+    copies: int = 1  # copies of the run's log, if there are several servers
     digest: DigestKind = "blake2b"  # how base and weights are hashed
-    names: tuple[str, ...] = ()  # the clients, where they are known beforehand
-    enrols: bool = False  # whether every client that comes before the start takes part
-    # whether every client evaluates on its held-out data, not one for all
+    names: tuple[str, ...] = ()  # the clients' names, if they are known beforehand
+    enrols: bool = False  # whether any client may enrol before the start
+    # whether every client evaluates on its own held-out data, instead of one client for all
     each_evaluates: bool = False
-    # metrics that an evaluation must have, because the run depends on them
+    # metrics that an evaluation must have, because the run needs them
     measures: tuple[str, ...] = ()
-    # raises RecipeError if the run can't have this many clients
+    # a check that raises RecipeError if the run can't have this number of clients
     check: Callable[[int], None] = lambda clients: None
-    # digest of the trained tensors before the first step; None: that of most clients
+    # digest that the trained tensors must have before the first step; None: the digest of most
+    # clients
     weights_digest: str | None = None
-    # settings of secure sums; None: every answer is read
+    # settings of secure sums; None: the coordinator reads every answer
     secure: SecureSums | None = None
     # total seconds for which a slow client may delay the others
     patience: float = 20.0
@@ -123,18 +126,18 @@ class CoordinatorSettings:
 
 @dataclass
 class Session:
-    """A coordinator's end of the transport, and the state that its parts share."""
+    """The coordinator's end of the transport, and the state that the coordinator's parts share."""
 
     end: CoordinatorEnd  # the transport
     settings: CoordinatorSettings  # deadlines and the like
-    progress: Progress  # shows the run going on
-    rejected: Rejected  # counts messages that are not accepted
-    # the log's incarnation; a run that is put on the server again gets a new one
+    progress: Progress  # shows progress
+    rejected: Rejected  # counts refused messages
+    # the log's incarnation; if a run is put on the server again, it gets a new one
     incarnation: str = ""
-    stranger: bool = False  # whether an unknown host has written
-    clock: Callable[[], float] = time.monotonic  # seconds since some moment
+    stranger: bool = False  # whether an unknown host has sent a message
+    clock: Callable[[], float] = time.monotonic  # a monotonic clock, in seconds
     failure: Exception | None = None  # the error that ends the run
-    # whether clients are in this process: each answers once, even if its answer is refused
+    # whether the clients are in this process; then each answers once, even if its answer is refused
     at_hand: bool = False
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _called: float = 0.0
@@ -146,19 +149,21 @@ class Session:
         self.stir()
 
     def stir(self) -> None:
-        """Wake those who wait in `pause`, because something has happened."""
+        """Wake the callers of `pause`, because something has happened."""
         self._changed.set()
 
     async def call(self, soon: Collection[str] = ()) -> None:
-        """Ask every host to say hello.
+        """Ask every host to send a hello.
 
         Args:
-            soon: clients that must hear of it without waiting for another message.
+            soon: clients that must get the call immediately.
         """
         await self.end.broadcast(b"C" + self.incarnation.encode(), soon)
 
     async def pause(self, seconds: float) -> None:
-        """Wait at most `seconds` for something to happen. Raises the error that ends the run."""
+        """Wait until something happens, for at most `seconds`. Raises the run's error if the run
+        has failed.
+        """
         if self.failure is not None:
             raise self.failure
         current_time = self.clock()
@@ -192,38 +197,41 @@ class Stragglers(Generic[Party]):
     """
 
     session: Session
-    # end of the exclusion, and its length in seconds
+    # end of each party's exclusion, and its length in seconds
     _exclusions: dict[Party, tuple[float, float]] = field(default_factory=dict)
-    # seconds for which the others have waited
+    # seconds for which the others have waited for each party
     _delays: dict[Party, float] = field(default_factory=dict)
 
     def leave_out(self, party: Party, seconds: float, reason: str) -> None:
-        """Leave a party out for twice the seconds it was waited for, or for its delay.
+        """Leave a party out for twice the seconds that the others waited for it, or for its delay
+        if that is longer.
 
-        The time doubles with each exclusion in a row. So a party that never answers costs at most
-        half of a run's time, where that is a deadline or more: it is waited for when the rest has
-        come to 0, 2, 6, 14, ... deadlines.
+        The time doubles with each exclusion in a row. So a party that never answers takes at most
+        half of a run's time (if the run is longer than a deadline): the run waits for it again
+        after 0, 2, 6, 14, ... deadlines of other work.
         """
         _, last_seconds = self._exclusions.get(party, (0.0, 0.0))
         seconds = max(2 * seconds, self._delays.get(party, 0.0), 2 * last_seconds)
         self._exclusions[party] = self.session.clock() + seconds, seconds
-        self.session.progress.warn(f"{reason}: it is not asked for {round(seconds, 1):g} s")
+        self.session.progress.warn(f"{reason}: it will not be asked for {round(seconds, 1):g} s")
 
     def readmit(self, party: Party) -> None:
-        """End a party's exclusion: it has answered in time."""
+        """End a party's exclusion, because it has answered in time."""
         self._exclusions.pop(party, None)
 
     def add_delay(self, party: Party, seconds: float) -> None:
-        """Add seconds to a party's delay, or subtract them (less than 0)."""
+        """Add seconds to a party's delay; a negative number reduces it."""
         self._delays[party] = max(0.0, self._delays.get(party, 0.0) + seconds)
 
     def remaining_patience(self, party: Party, needed: float) -> float:
-        """Return the seconds for which a party may still delay others that needed `needed`."""
+        """Return for how many more seconds a party may delay the others, which needed `needed`
+        seconds.
+        """
         patience = max(self.session.settings.patience, DELAY_FACTOR * needed)
         return max(0.0, patience - self._delays.get(party, 0.0))
 
     def is_left_out(self, party: Party) -> bool:
-        """Return whether a party is left out now."""
+        """Return whether a party is currently left out."""
         end_time, _ = self._exclusions.get(party, (-inf, 0.0))
         return self.session.clock() < end_time
 
@@ -247,25 +255,25 @@ class Wait(Generic[Party]):
     """Waits for several parties at once, and finds those that delay the others."""
 
     stragglers: Stragglers[Party]
-    # units of work by party: clients of one process wait for each other
+    # number of tasks by party: clients of one process have to work one after another
     workloads: Mapping[Party, int]
-    minimum: int  # answers that are needed to go on
+    minimum: int  # number of answers needed to continue
     patience_factor: float = 1.0
     _answered: Set[Party] = frozenset()
     _in_time: set[Party] = field(default_factory=set)
-    _needed: float = 0.0  # seconds for a unit of work, of the slowest party in time
+    _needed: float = 0.0  # seconds for one task of the slowest party that was in time
 
     def __post_init__(self) -> None:
         self.minimum = max(self.minimum, (len(self.workloads) + 1) // 2)
         self._began = self.stragglers.session.clock()
 
     def _fair_seconds(self, party: Party) -> float:
-        """Return the seconds that a party may take without delaying the others."""
+        """Return how many seconds a party may take without delaying the others."""
         usual = SLOW_FACTOR * self._needed * self.workloads.get(party, 1)
         return max(GRACE_SECONDS, usual) * self.patience_factor
 
     def find_stragglers(self, answered: Set[Party]) -> Set[Party]:
-        """Record who has answered by now; return the parties that are no longer waited for."""
+        """Record which parties have answered, and return those that are no longer waited for."""
         elapsed = self.seconds
         is_enough = len(self._answered) >= self.minimum
         for party in (answered & self.workloads.keys()) - self._answered:
@@ -291,7 +299,8 @@ class Wait(Generic[Party]):
         reachable: Callable[[], Set[Party]],
         ask: Callable[[Set[Party], bool], Awaitable[None]],
     ) -> Set[Party]:
-        """Ask, and ask again, until all have answered, nobody can be waited for, or time is over.
+        """Ask parties, repeatedly, until all have answered, no other can be waited for, or the time
+        is over.
 
         Args:
             missing: returns the parties that have not answered yet.
@@ -299,7 +308,7 @@ class Wait(Generic[Party]):
             ask: asks parties, for the first time (False) or again (True).
 
         Returns:
-            Reachable parties that have not answered, while others have.
+            The reachable parties that have not answered although others have.
         """
         session = self.stragglers.session
         is_repeated = False
@@ -307,7 +316,7 @@ class Wait(Generic[Party]):
         end = self._began + session.settings.deadline * self.patience_factor
         while True:
             missing_now = missing()
-            # also after the last answer, which may have delayed the others
+            # also after the last answer, because its party may have delayed the others
             stragglers = self.find_stragglers(self.workloads.keys() - missing_now)
             if not missing_now:
                 return frozenset()
@@ -322,9 +331,9 @@ class Wait(Generic[Party]):
             await session.pause(poll_interval(len(self.workloads)))
 
     def _charge_delay(self, party: Party) -> None:
-        """Add the time beyond the fair one to a party's delay.
+        """Add the time beyond a party's fair time to its delay.
 
-        The parties in time are credited half of it, because any machine may stall once.
+        Parties that were in time get a credit of half of it, because any machine may stall once.
         """
         seconds = max(0.0, self.seconds - self._fair_seconds(party))
         self.stragglers.add_delay(party, seconds)
@@ -343,6 +352,6 @@ class Wait(Generic[Party]):
 
     @property
     def within(self) -> str:
-        """The time that was waited, as a text."""
+        """The waiting time, as text."""
         longest = self.stragglers.session.settings.deadline * self.patience_factor
         return f"within {round(min(self.seconds, longest), 1):g} s"

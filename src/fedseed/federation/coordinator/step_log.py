@@ -1,7 +1,7 @@
-"""A coordinator's side of the run's log: its contents, and how steps are added.
+"""The coordinator's side of the run's log: reads its contents and adds steps.
 
-A step counts once the log has it, and only once, because only a coordinator that knows the log's
-last entry can write. docs/internals.md has the argument.
+A step counts as soon as the log has it. It can't be there twice, because only a coordinator that
+knows the log's last entry can write. docs/internals.md gives the argument.
 """
 
 import secrets
@@ -22,35 +22,35 @@ from fedseed.transport.base import CoordinatorEnd, LogWriter
 
 @dataclass(frozen=True)
 class StepLogContents:
-    """The contents of the log of a run on a server."""
+    """The contents of a run's log on a server."""
 
-    run: str  # its name there
-    last: int = 0  # step
-    # the payloads of all steps; where a step replaces those before, the newest that is not empty
+    run: str  # the run's name on the server
+    last: int = 0  # the last step
+    # the payloads of all steps; if a step replaces earlier ones, only the newest that is not empty
     payloads: Sequence[bytes] = ()
-    changed: int = 0  # the number of that newest step
-    # digests of the weights after a step, as far as clients have reported them
+    changed: int = 0  # the number of the newest step that is not empty
+    # digests of the weights after a step, if clients have reported them
     digests: Mapping[int, str] = field(default_factory=dict)
-    # whether the last step, if the file lacks it, waits for its digest (`StepStore.confirm`)
+    # whether to wait for the last step's digest if the file lacks this step (`StepStore.confirm`)
     waits: bool = False
-    lasting: bool = True  # whether it outlives the coordinator, so that files may follow it
+    lasting: bool = True  # whether the log outlives the coordinator, so that the files follow it
 
 
 @dataclass
 class StepLog:
-    """The log while a coordinator runs."""
+    """The log of a running coordinator."""
 
     end: CoordinatorEnd
-    replacing: bool  # each step is whole weights: only the newest are kept
-    # steps of earlier sessions: the link, and the message or a reference to it
+    replacing: bool  # whether each step is whole weights, of which only the newest are kept
+    # for each step of earlier sessions: its link, and the message or a reference to it
     steps: list[tuple[bytes, bytes]] = field(default_factory=list)
     marks: dict[int, str] = field(default_factory=dict)  # digests by round
     ended: bool = False
-    _writer: LogWriter = field(init=False)  # set when the log was made or read
-    _sessions: int = 0  # known sessions, this one included
-    _looked: int = 0  # the last entry that `is_taken_over` has seen
+    _writer: LogWriter = field(init=False)  # set when the log is created or read
+    _sessions: int = 0  # number of known sessions, including this one
+    _looked: int = 0  # the last entry that `is_taken_over` has checked
     _link: bytes = b""
-    # blobs of the newest steps, where steps replace each other
+    # blobs of the newest steps, if steps replace each other
     _blobs: list[str] = field(default_factory=list)
 
     async def create(
@@ -61,14 +61,14 @@ class StepLog:
         copies: int,
         fingerprint: Fingerprint | None = None,
     ) -> str:
-        """Make the log and return its incarnation.
+        """Create the log and return its incarnation.
 
         Args:
-            header: the orbit's.
-            names: the clients', in the order of their numbers.
+            header: the orbit's header.
+            names: the clients' names, in the order of their numbers.
             rounds: the run's number of rounds.
-            copies: how many servers keep the log.
-            fingerprint: the tokens that the clients make of texts; None: not known.
+            copies: number of servers that keep the log.
+            fingerprint: fingerprint of the clients' tokenizer; None: not known.
         """
         incarnation = secrets.token_hex(8)
         self._writer = await self.end.writer(None, copies)
@@ -84,7 +84,7 @@ class StepLog:
     async def load(self, last: int, run: str) -> LogContents:
         """Read the log up to entry `last`; return its contents.
 
-        Raises NetworkError or MessageError: it is empty, or not valid.
+        Raises NetworkError if the log is empty, and MessageError if it is invalid.
         """
         entries = await self.end.entries(last)
         self._writer = await self.end.writer(last)
@@ -97,14 +97,14 @@ class StepLog:
         return contents
 
     async def begin_session(self) -> None:
-        """Begin a session: from here on no earlier coordinator may write."""
+        """Begin a session. From here on no earlier coordinator can write."""
         await self._writer.append(Entry("S", secrets.token_bytes(8)).encode())
         self._sessions += 1
 
     async def is_taken_over(self, last: int) -> bool:
-        """Return whether another coordinator has begun a session by entry `last`.
+        """Return whether another coordinator has begun a session, up to entry `last`.
 
-        Each entry is looked at once.
+        Each entry is checked only once.
         """
         if last <= max(self.last, self._looked):
             return False
@@ -116,7 +116,7 @@ class StepLog:
 
         Args:
             run: the run's name.
-            waits: whether the last step, if the files lack it, waits for its digest.
+            waits: whether to wait for the last step's digest if the files lack this step.
         """
         steps, self.steps = self.steps, []
         carried_steps, changed = [carried for _, carried in steps], 0
@@ -141,7 +141,7 @@ class StepLog:
         )
 
     async def publish(self, number: int, step: bytes) -> None:
-        """Append a step, which counts from here on."""
+        """Append a step. It counts from here on."""
         name = f"step-{number}"
         carried = await carry(self.end, step, name)
         entry, new_link = step_entry(self._link, step, carried)
@@ -154,13 +154,15 @@ class StepLog:
                 self._blobs.pop(0)
 
     async def mark(self, number: int, digest: str) -> None:
-        """Append the digest of the clients' weights after a round, unless it is known."""
+        """Append the digest of the clients' weights after a round, unless the log has it
+        already.
+        """
         if number not in self.marks:
             await self._writer.append(mark_entry(number, digest).encode())
             self.marks[number] = digest
 
     async def finish(self) -> None:
-        """Append the end of the run."""
+        """Append the entry that ends the run."""
         if not self.ended:
             await self._writer.append(Entry("E", b"").encode())
             self.ended = True

@@ -1,4 +1,6 @@
-"""The coordinator of a simulation whose clients add their gradients up in one model's memory."""
+"""The coordinator of a simulation whose clients add up their gradients in the memory of one
+model.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,16 +19,16 @@ TERMS_BYTES = 4
 
 
 class SummedCoordinator(Coordinator):
-    """Takes the sum of a round's gradients in place of the gradients.
+    """Takes the sum of a round's gradients instead of single gradients.
 
-    A client's message has the number of terms of its loss alone; its bytes are counted as if the
-    gradient were in it. No client's gradient can be compared with the others', so `bounds` hold for
-    the sum.
+    A client's message has only the number of terms in its loss, but its bytes are counted as if the
+    gradient were in it. Single gradients can't be compared, so `bounds` apply to the sum.
 
     Args:
         common: the arguments of `Coordinator`.
 
-    Raises ValueError: the rule is not linear, the method is private, or `Coordinator` refuses.
+    Raises ValueError if the rule is not linear, if the method is private, or if `Coordinator`
+    raises it.
     """
 
     adds_gradients: ClassVar[bool] = True
@@ -35,8 +37,8 @@ class SummedCoordinator(Coordinator):
         super().__init__(*common)
         if not self.aggregation.linear:
             raise ValueError(
-                f'method.summed = true: aggregation.name = "{self.aggregation.name}" looks at each '
-                'client\'s gradient; leave summed out, or set aggregation.name = "mean"'
+                f'method.summed = true: aggregation.name = "{self.aggregation.name}" needs each '
+                'client\'s gradient; leave out summed, or set aggregation.name = "mean"'
             )
         if self.protection is not None:
             raise ValueError(
@@ -46,11 +48,11 @@ class SummedCoordinator(Coordinator):
         self._sum = memoryview(b"")
 
     def weigh(self, clients: Sequence[int], terms: Sequence[int]) -> list[float]:
-        """Return the weight c_i of each client, if all of them answer.
+        """Return the weight c_i of each client, assuming that all of them answer.
 
         Args:
-            clients: their numbers.
-            terms: how many terms each one's loss is a mean of; 0: it has nothing to send.
+            clients: the clients' numbers.
+            terms: the number of terms in each client's loss; 0: the client has nothing to send.
         """
         examples = [self.examples[client] for client in clients]
         numbers = claims(self.method.weighting, examples, terms)
@@ -59,12 +61,12 @@ class SummedCoordinator(Coordinator):
         )
 
     def take_sum(self, data: memoryview) -> None:
-        """Take sum_i c_i g_i of the clients that answer the open round."""
+        """Take sum_i c_i g_i over the clients that answer in the open round."""
         self._sum = data
 
     def receive(self, data: bytes, sender: int) -> None:
         super().receive(data, sender)
-        # what the gradient itself would be in a message
+        # the size that the gradient itself would have in a message
         current, layout = self.current, self.state.layout
         content = current.received[sender]
         current.received[sender] = Content(
@@ -76,22 +78,27 @@ class SummedCoordinator(Coordinator):
 
     def _decode_update(self, current: CurrentRound, data: bytes) -> tuple[Any, float]:
         if len(data) != TERMS_BYTES:
-            raise MessageError(f"{len(data)} bytes of a number of terms: it takes {TERMS_BYTES}")
+            raise MessageError(
+                f"{len(data)} bytes instead of a number of terms, which takes {TERMS_BYTES}"
+            )
         update = Gradient(int.from_bytes(data, "little"), b"")
         update.check(DecodeContext(self.method, self.state, "update", current.number))
         return update, 0.0
 
     def weighted_answers(self) -> Answers:
-        """Return one answer, the sum, that stands for all; none if nobody answered."""
+        """Return a single answer with the sum, in place of all answers; empty if no client
+        answered.
+        """
         current = self.current
         answers = Answers(current.number, (), self.aggregation)
         if not current.updates:
             return answers
         terms = sum(update.terms for update in current.updates.values())
-        # read in place: as bytes it would be a second gradient
+        # an array that shares the sum's memory, because bytes would be a second copy of the
+        # gradient
         data: Any = self._sum
         update = Gradient(terms, data)
-        # a sum that is not finite makes weights that are refused
+        # if the sum is not finite, the new weights are refused later
         with np.errstate(all="ignore"):
             current.sizes[ALL] = update.size(
                 DecodeContext(self.method, self.state, "update", current.number)

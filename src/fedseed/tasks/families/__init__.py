@@ -1,8 +1,8 @@
-"""The task families of the generated many-task instruction corpus, which the data files here
+"""The task families of the generated instruction data, which the data files in this folder
 describe.
 
-"base" families are met as instructions in pre-training, "train" families go to the federated
-clients, and "heldout" families are never met as instructions at all.
+Pre-training uses "base" families as instructions, federated clients train on "train" families, and
+no training uses "heldout" families as instructions.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from fedseed.tasks.families.language import draw, names_in, read_data, write
 
 GROUPS: tuple[str, ...] = ("base", "train", "heldout")
 
-# draws that repeat earlier ones, in a row, after which a family counts as exhausted
+# after this many repeated draws in a row, a family counts as exhausted
 _PATIENCE = 2_000
 
 
@@ -25,13 +25,13 @@ class Instance:
     instruction: str
     input: str
     output: str
-    # what is asked, the same in every wording
+    # the question itself, the same in every wording
     content: str = field(default="", repr=False, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A kind of question: many wordings (`ask`), many instances, one way of answering."""
+    """A kind of question, with many wordings (`ask`), many instances, and one form of answer."""
 
     name: str
     group: str
@@ -46,14 +46,14 @@ class Family:
         text = write(self.input if isinstance(self.input, str) else rng.choice(self.input), values)
         answer = write(self.answer, values)
         answers = [str(values[name]) for name in names_in(self.ask, values)]
-        # The input is part of the content even where the question repeats its words.
+        # The input is part of the content, even if the question repeats its words.
         content = "\n".join([text, answer, *answers])
         return Instance(write(rng.choice(self.ask), values), text, answer, content)
 
 
 @cache
 def _load_families() -> list[Family]:
-    """Read the families. A family may name a scene, which then defines what is drawn and shown."""
+    """Read the families. If a family names a scene, the scene defines what is drawn and shown."""
     tables = read_data("families.toml")
     scenes = {None: {}, **tables["scenes"]}
     return [
@@ -63,17 +63,17 @@ def _load_families() -> list[Family]:
 
 
 def families(group: str | None = None) -> list[Family]:
-    """Return all families, or those of one group, always in the same order."""
+    """Return all families, or those of one group, in a fixed order."""
     return [family for family in _load_families() if group is None or family.group == group]
 
 
-@lru_cache(maxsize=512)  # a sweep's runs draw the same ones
+@lru_cache(maxsize=512)  # because all runs of a sweep draw the same ones
 def instances(family: Family, count: int, seed: int | str = 0) -> tuple[Instance, ...]:
-    """Return the first `count` distinct instances of the seed's sequence.
+    """Return the first `count` distinct instances in the sequence of this seed.
 
     Raises ValueError if there are fewer.
     """
-    # A string seed is hashed by content, so the sequence is the same anywhere.
+    # A string seed is hashed by its content, so the sequence is the same on every machine.
     rng = Random(f"fedseed-family/{family.name}/{seed}")
     instances_by_prompt: dict[str, Instance] = {}
     misses = 0
@@ -82,6 +82,6 @@ def instances(family: Family, count: int, seed: int | str = 0) -> tuple[Instance
         misses = misses + 1 if instance.content in instances_by_prompt else 0
         if misses > _PATIENCE:
             problem = f"only about {len(instances_by_prompt)} distinct instances"
-            raise ValueError(f"family {family.name!r} has {problem}, {count} were asked for")
+            raise ValueError(f"family {family.name!r} has {problem}, but {count} are needed")
         instances_by_prompt.setdefault(instance.content, instance)
     return tuple(instances_by_prompt.values())

@@ -1,16 +1,19 @@
-"""Draws words and makes texts of them, as the data files here say; their expressions are Jinja's.
+"""Draws words and makes texts from them, as the data files in this folder describe, with Jinja
+expressions.
 
-A draw is a list of lines, "name = expression" (or "one two = expression", of a list of two); later
-lines and texts use the names. Expressions know the lists and tables of world.toml, and:
+A draw is a list of lines "name = expression", or "one two = expression" for a list of two values.
+Later lines and texts can use the names. Expressions can use the lists and tables of world.toml,
+and:
 
     choice(people)            one item of a list, which may be "women + men" or "range(2, 60)"
     sample(people, 2)         a list of two different items
     chance(50)                true in half of the draws
-    others(colours, colour)   the items but one
+    others(colours, colour)   the items except one
     by(who, ages)             the items in the order of their keys
 
-An expression with a condition ("choice(praise) if liked") gives its names no value where that is
-false. A text has expressions in braces, as "{animal.name|a}"; lists are written with commas.
+If an expression has a condition ("choice(praise) if liked") and the condition is false, its names
+get no value. A text has expressions in braces, such as "{animal.name|a}". Lists are written with
+commas.
 """
 
 import tomllib
@@ -33,7 +36,7 @@ def read_data(name: str) -> dict[str, Any]:
 
 
 def _read_world() -> dict[str, Any]:
-    """Return the lists and tables of words, with those that follow from others."""
+    """Return the lists and tables of words, including those derived from others."""
     world = read_data("world.toml")
     for name in ("animals", "countries", "handling", "moving"):
         columns, *rows = world[name]
@@ -63,7 +66,7 @@ WORLD = _read_world()
 
 
 def _step_after(value: Any, steps: int) -> Any:
-    """Return the number, day or month that lies `steps` steps after another.
+    """Return the number, day or month that is `steps` steps after another.
 
     January comes after December.
     """
@@ -80,7 +83,7 @@ LANGUAGE = Environment(
     keep_trailing_newline=True,
     finalize=lambda value: ", ".join(map(str, value)) if isinstance(value, list) else value,
 )
-# the variables of expressions; passed to each of them, which is faster than Jinja's own globals
+# the variables of expressions; passing them to each expression is faster than Jinja's globals
 KNOWN: Values = WORLD | {
     "range": range,
     "sorted": sorted,
@@ -100,7 +103,7 @@ _template = cache(LANGUAGE.from_string)
 
 
 def draw(lines: Sequence[str], rng: Random) -> Values:
-    """Draw the values that the lines name, in their order."""
+    """Draw the values for the names in the lines, in order."""
     values: dict[str, Any] = {}
     tools = KNOWN | {
         "choice": rng.choice,
@@ -116,14 +119,14 @@ def draw(lines: Sequence[str], rng: Random) -> Values:
 
 
 def write(text: str, values: Values) -> str:
-    """Return a text with the values of its names."""
+    """Return a text with its expressions filled in."""
     if "{" in text:
         return _template(text).render(KNOWN | values)
     return text
 
 
 def names_in(texts: Sequence[str], values: Values) -> list[str]:
-    """Return those names of the values that stand in any of the texts."""
+    """Return the names of values that occur in any of the texts."""
     return sorted(set(chain.from_iterable(_names(text) for text in texts)) & values.keys())
 
 
