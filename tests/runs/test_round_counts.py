@@ -20,7 +20,7 @@ METHODS = {
 # of a round with n clients: what is counted, and how often
 EXPECTED = {
     "fedavg": lambda n: {
-        "encode": n + 2,  # a plan for all, each update, the step
+        "encode": n + 1,  # a plan for all, each update; the step stays in the process
         # each plan by its client, each update by the coordinator, a plan to see which round it is;
         # nobody reads a step's frame
         "decode": 2 * n + 1,
@@ -31,7 +31,7 @@ EXPECTED = {
         "digest": 1,
     },
     "ferret": lambda n: {
-        "encode": n + 2,
+        "encode": n + 1,
         "decode": 2 * n + 1,
         "read whole weights": 0,
         "snapshot": n,

@@ -260,7 +260,7 @@ def recipe(tmp_path):
 
 
 def test_run_and_compare_end_with_3_and_leave_their_files(recipe, tmp_path):
-    wrong, right = recipe("wrong.toml", 1.0), recipe("right.toml", 1e-3)
+    wrong, right = recipe("wrong.toml", 30.0), recipe("right.toml", 1e-3)
     done = fedseed("run", wrong, "--out", tmp_path / "wrong", "--json")
     assert done.returncode == 3
     assert "fedseed: the run has diverged since round 2: its held-out loss is" in done.stderr
@@ -284,7 +284,7 @@ def test_an_attack_is_no_failure_of_the_rates(recipe, tmp_path):
 
 
 def test_serve_into_the_folder_of_a_diverged_run_ends_with_3(recipe, tmp_path):
-    wrong = recipe("wrong.toml", 1.0)
+    wrong = recipe("wrong.toml", 30.0)
     fedseed("run", wrong, "--out", tmp_path / "wrong")
     done = fedseed("serve", wrong, "--out", tmp_path / "wrong")
     assert done.returncode == 3 and "the run has diverged" in done.stderr

@@ -154,6 +154,9 @@ def test_ferrets_coefficients_follow_float32s(name, streaming):
     assert distance(lost, wanted) > 5 * distance(master, wanted)
 
 
+FUSED = ("adam", "adamw", "adagrad")
+
+
 @pytest.mark.parametrize("piece", [1 << 22, 300])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("small_steps", ["master", "stochastic"])
@@ -172,7 +175,9 @@ def test_every_optimiser_steps_in_float32(small_steps, name, piece, monkeypatch)
         settings, space.vector, steps.Rounder(space.vector, 5), None, adapts=False
     )
     own = torch.nn.Parameter(p.detach().float())
-    optimizer = getattr(torch.optim, OPTIMIZERS[name])([own], lr=1e-3, weight_decay=0.01)
+    # a fused step rounds differently from an ordinary one on some processors
+    fused = {"fused": True} if small_steps == "master" and name in FUSED else {}
+    optimizer = getattr(torch.optim, OPTIMIZERS[name])([own], lr=1e-3, weight_decay=0.01, **fused)
     for number in range(1, 5):
         gradient = (torch.randn(1000, generator=g) / 64).half()
         made.weights[0].grad = gradient.to(made.weights[0].dtype)

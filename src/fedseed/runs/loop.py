@@ -167,7 +167,7 @@ class Run(ABC):
                     # about the data
                     data={} if spec.private else spec.data_record,
                     fingerprint=spec.fingerprint,
-                    threads=self.threads,
+                    threads=None if spec.private else self.threads,
                 )
                 earlier_threads = self.folder.earlier_threads
                 if earlier_threads is not None:
