@@ -156,7 +156,9 @@ class FedKSeedState(State):
 class FedKSeed(Population):
     """FedKSeed's settings; defaults as published but for the basis.
 
-    Args (besides those of `Population`):
+    Besides the arguments of `Population`:
+
+    Args:
         candidates: K, directions to choose among.
         importance: Pro: candidates are drawn by importance.
         steps: T, local steps a round.

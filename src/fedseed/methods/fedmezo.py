@@ -148,7 +148,9 @@ class FedMeZOState(DenseState):
 class FedMeZO(Averaged, Population):
     """FedMeZO's settings.
 
-    Args (besides those of `Population` and `Averaged`):
+    Besides the arguments of `Population` and `Averaged`:
+
+    Args:
         learning_rate: eta_0, the rate of the local steps; each client's own is near it.
         steps: H, local steps a round.
         personal: whether clients have rates of their own, and which signal decides them: "loss"

@@ -53,7 +53,9 @@ class Gradient(WholeTensors):
 class FedSGD(Dense):
     """FedSGD's settings.
 
-    Args (besides those of `Dense`):
+    Besides the arguments of `Dense`:
+
+    Args:
         learning_rate: eta, the server's.
         batch: examples of a client's gradient; None: all it has.
         micro_batch: examples that go through the model at a time.

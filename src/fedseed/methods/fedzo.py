@@ -22,7 +22,9 @@ from fedseed.weights.change import Term
 class FedZO(Averaged, Population):
     """FedZO's settings.
 
-    Args (besides those of `Population` and `Averaged`):
+    Besides the arguments of `Population` and `Averaged`:
+
+    Args:
         steps: T, local steps a round.
         batch: b1, examples of an estimate.
         estimates: b2, directions of a step; with a population of n, b2 n.

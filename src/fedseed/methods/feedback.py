@@ -56,7 +56,9 @@ class Scales(Halves):
 class Feedback(Method):
     """Settings of methods that compress the local change.
 
-    Args (besides those of `Method`):
+    Besides the arguments of `Method`:
+
+    Args:
         global_rate: eta_g, the rate of the step that the answers make.
         feedback: beta, how much of what was not sent is remembered; 0: nothing is, and clients keep
             no memory.

@@ -44,7 +44,9 @@ class Votes(Summand):
 class FeedSign(Population, Stepwise):
     """FeedSign's settings; a round is a step.
 
-    Args (besides those of `Population` and `Stepwise`):
+    Besides the arguments of `Population` and `Stepwise`:
+
+    Args:
         votes_per_round: v, directions voted on at the same weights and applied together; with a
             population of n, v n.
         epsilon: DP-FeedSign: each vote is drawn (Eq. 21), which spends so much; None: plain

@@ -211,7 +211,9 @@ class Ferret(BlockRates):
 
     Defaults as published but for the basis and eta_g, which the paper searches (10, 5, 1).
 
-    Args (besides those of `Method` and `BlockRates`):
+    Besides the arguments of `Method` and `BlockRates`:
+
+    Args:
         blocks: "one", "tensor", "packed" (published) or a number.
         bytes: about how many a client sends in a round, such as 28000 or "28kB": sets those of the
             keys below that are not given: one block, one seed a round, and as many coefficients as

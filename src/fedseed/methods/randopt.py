@@ -57,7 +57,9 @@ class Selection(Payload):
 class RandOpt(Stepwise):
     """RandOpt's settings; a round is a step.
 
-    Args (besides those of `Stepwise`):
+    Besides the arguments of `Stepwise`:
+
+    Args:
         candidates: N, directions that are scored.
         best: k, how many of them are kept.
         learning_rate: eta; as large as `scale` it makes the average of the k best models.

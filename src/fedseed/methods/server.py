@@ -77,7 +77,9 @@ class BlockState(State):
 class BlockRates(ServerOptimization):
     """Settings of methods whose steps are coefficients on directions, block by block.
 
-    Args (besides those of `ServerOptimization`):
+    Besides the arguments of `ServerOptimization`:
+
+    Args:
         global_rate: eta_g, the rate of the step that the answers make.
         block_rate: each block's change is divided by the root of its mean squares so far: "adagrad"
             (their sum), "rms" (an average); then eta_g is about how far an entry moves in the first

@@ -60,7 +60,9 @@ class StepState(State):
 class Stepwise(ZerothOrder):
     """Settings of step-by-step methods, and what their coefficients do to the weights.
 
-    Args (besides those of `ZerothOrder`):
+    Besides the arguments of `ZerothOrder`:
+
+    Args:
         optimizer: the rule that turns the update, taken as a gradient, into a step: "sgd" (the
             methods as published), "momentum", "nesterov", "rmsprop" or "adam"
             (`fedseed.optimizers`; 4 bytes of memory per parameter, Adam 8; a replay restores its

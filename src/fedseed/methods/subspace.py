@@ -247,7 +247,9 @@ class CodedStep(FloatStep):
 class Subspace(Method):
     """Subspace's settings.
 
-    Args (besides those of `Method`):
+    Besides the arguments of `Method`:
+
+    Args:
         bytes: the most that a client sends in a round, such as 28000 or "28kB": sets the rank to
             the largest that fits with `up_bits` an entry.
         rank: r, rows of P of a subspace; "full": no projection, every tensor that trains is trained

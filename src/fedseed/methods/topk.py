@@ -166,7 +166,9 @@ def _moved_by(values: Floats, context: DecodeContext) -> float:
 class TopK(Feedback):
     """Top-k's settings.
 
-    Args (besides those of `Feedback`):
+    Besides the arguments of `Feedback`:
+
+    Args:
         share: of each chunk of 4,096 entries, how much is sent: k / 4,096; at least one entry is.
         bits: b, for each value: its sign and its level.
     """

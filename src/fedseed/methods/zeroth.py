@@ -309,7 +309,9 @@ class ZerothOrder(Method):
 class Population(ZerothOrder):
     """Settings of methods that can look along many directions with the passes of one.
 
-    Args (besides those of `ZerothOrder`):
+    Besides the arguments of `ZerothOrder`:
+
+    Args:
         population: n, directions of an estimate, each on a part of `batch` / n examples; two passes
             in all. One pass for all of them takes basis = "lowrank"; with other bases each part has
             passes of its own.

@@ -103,7 +103,9 @@ class ByteProjections(Projections):
 class ZOFedSGD(Population, Stepwise):
     """ZO-FedSGD's settings; a round is a step.
 
-    Args (besides those of `Population` and `Stepwise`):
+    Besides the arguments of `Population` and `Stepwise`:
+
+    Args:
         seeds: "own": each client draws its own direction and sends (seed, rho), 8 bytes; "shared":
             one direction a step, 4 bytes up and the mean, 4 bytes, down. With a population of n, n
             directions, and 4 n bytes for rho.

@@ -26,10 +26,6 @@ class QuantizedLayer(torch.nn.Module):
 
     `weight` is made of codes and scales whenever it is asked for, so that code which looks for it
     finds what the layer computes with. Writing to it changes nothing.
-
-    Args (of `from_layer`):
-        layer: the layer whose weights (rows, columns) are quantised.
-        bits: 4 or 8.
     """
 
     plain: ClassVar[type[torch.nn.Module]]  # the class of the layer that is quantised
@@ -42,7 +38,12 @@ class QuantizedLayer(torch.nn.Module):
 
     @classmethod
     def from_layer(cls, layer: torch.nn.Module, bits: int) -> "QuantizedLayer":
-        """Return a quantised layer that takes the place of a plain one."""
+        """Return a quantised layer that takes the place of a plain one.
+
+        Args:
+            layer: the layer whose weights, shape (rows, columns), are quantised.
+            bits: 4 or 8.
+        """
         quantized = cls.__new__(cls)
         torch.nn.Module.__init__(quantized)
         weight: Any = layer.weight
