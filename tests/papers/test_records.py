@@ -106,9 +106,10 @@ def test_files_are_made_again_of_a_line(name, tmp_path):
     assert (tmp_path / "picture.png").read_bytes()[:4] == b"\x89PNG"
     with open(tmp_path / "data.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    points = [
-        point for panel in result["panels"] for line in panel["series"] for point in line["points"]
-    ]
+    points = []
+    for panel in result["panels"]:
+        for line in panel["series"]:
+            points += line["points"]
     assert [[float(row["x"]), float(row["y"])] for row in rows] == points
 
 

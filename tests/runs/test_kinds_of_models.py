@@ -210,6 +210,12 @@ def test_the_command_line_replays_onto_the_base_with_its_new_head(tmp_path):
     assert Orbit.open(run / "model.orbit").header.classes == tuple("56789")
 
 
+def test_the_error_names_the_base_that_a_task_of_the_same_name_is_for():
+    remedy = r"'Ġt', .*; this task is for the packaged base: set model\.base = \"words\"$"
+    with pytest.raises(RecipeError, match=remedy):
+        Federation.from_file("words-feedsign", ["model.base=small"])
+
+
 def test_what_does_not_fit_pictures_is_said_before_the_run(tmp_path):
     cifar, published = (
         write_cifar10(tmp_path / "cifar"),

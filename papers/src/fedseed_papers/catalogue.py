@@ -71,7 +71,9 @@ class Form(_Table):
 class Expected(Form):
     """A claim that runs decide.
 
-    Args (besides those of `Form`):
+    Besides the arguments of `Form`:
+
+    Args:
         says: what the paper says.
         scales: where it can be judged.
         published: what decides it at the published scale, if that is another form.

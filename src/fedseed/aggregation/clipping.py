@@ -31,7 +31,9 @@ class NormBound(Geometric):
     liar moves the outcome by M / n at most, in any direction: the rule bounds what a lie does and
     removes none.
 
-    Args (besides those of `Robust`):
+    Besides the arguments of `Robust`:
+
+    Args:
         bound: M; "median": the median length of the round's vectors.
     """
 
@@ -55,7 +57,9 @@ class CentredClipping(Geometric):
     zero. Where directions are new in every round, the last outcome says nothing about this one, so
     the rule begins with zero each time.
 
-    Args (besides those of `Robust`):
+    Besides the arguments of `Robust`:
+
+    Args:
         radius: tau, how far a vector may be from the centre; "median": the median distance of the
             round's vectors.
         iterations: L, how often it clips and moves the centre.

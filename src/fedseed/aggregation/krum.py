@@ -24,7 +24,9 @@ from fedseed.aggregation.robust import Geometric
 class Krum(Geometric):
     """Chooses the vector with the least score.
 
-    Args (besides those of `Robust`):
+    Besides the arguments of `Robust`:
+
+    Args:
         liars: f, how many clients may lie.
     """
 
@@ -52,7 +54,9 @@ class Krum(Geometric):
 class MultiKrum(Krum):
     """Take the mean of the m vectors with the least scores.
 
-    Args (besides those of `Krum`):
+    Besides the arguments of `Krum`:
+
+    Args:
         chosen: m, how many vectors the outcome is the mean of; by default n - f.
     """
 

@@ -83,7 +83,9 @@ class TrimmedMean(Entrywise):
 
     Yin, Chen, Ramchandran, Bartlett, 2018, Definition 2, with beta = f / n.
 
-    Args (besides those of `Robust`):
+    Besides the arguments of `Robust`:
+
+    Args:
         liars: f, how many values of each entry are left out at either end.
     """
 
@@ -109,7 +111,9 @@ class GeometricMedian(Geometric):
 
     Pillutla, Kakade, Harchaoui: "Robust Aggregation for Federated Learning", 2022, Algorithm 2.
 
-    Args (besides those of `Robust`):
+    Besides the arguments of `Robust`:
+
+    Args:
         smoothing: nu; smaller distances count as nu, which keeps the weights finite.
         iterations: how many there are at most; they end earlier once nothing moves any more.
     """

@@ -35,7 +35,9 @@ class Averaged(Dense):
     """The common part of FedAvg and of zeroth-order methods that send weights: clients send weights
     and get their weighted average.
 
-    Args (besides those of `Dense`):
+    Besides the arguments of `Dense`:
+
+    Args:
         global_rate: eta_g; 1 with server = "average" is plain averaging.
     """
 
@@ -66,7 +68,9 @@ class Averaged(Dense):
 class FedAvg(Averaged):
     """FedAvg's settings.
 
-    Args (besides those of `Averaged`):
+    Besides the arguments of `Averaged`:
+
+    Args:
         training: local training.
     """
 

@@ -154,7 +154,9 @@ class FedKSeedState(State):
 class FedKSeed(Population):
     """FedKSeed's settings. The defaults are the published ones, except for the basis.
 
-    Args (besides those of `Population`):
+    Besides the arguments of `Population`:
+
+    Args:
         candidates: K, the number of directions to choose from.
         importance: draw candidates by importance (FedKSeed-Pro).
         steps: T, the number of local steps in a round.

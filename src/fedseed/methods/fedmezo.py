@@ -147,7 +147,9 @@ class FedMeZOState(DenseState):
 class FedMeZO(Averaged, Population):
     """FedMeZO's settings.
 
-    Args (besides those of `Population` and `Averaged`):
+    Besides the arguments of `Population` and `Averaged`:
+
+    Args:
         learning_rate: eta_0, the rate of the local steps. A client's own rate is near it.
         steps: H, the number of local steps in a round.
         personal: the signal for clients' own rates: "loss" (the last round's training loss),

@@ -52,7 +52,9 @@ class Gradient(WholeTensors):
 class FedSGD(Dense):
     """FedSGD's settings.
 
-    Args (besides those of `Dense`):
+    Besides the arguments of `Dense`:
+
+    Args:
         learning_rate: eta, the server's rate.
         batch: number of examples for a client's gradient; None: all it has.
         micro_batch: number of examples that go through the model at a time.

@@ -22,7 +22,9 @@ from fedseed.weights.change import Term
 class FedZO(Averaged, Population):
     """FedZO's settings.
 
-    Args (besides those of `Population` and `Averaged`):
+    Besides the arguments of `Population` and `Averaged`:
+
+    Args:
         steps: T, the number of local steps in a round.
         batch: b1, the number of examples for an estimate.
         estimates: b2, the number of directions in a step; with a population of n, b2 n directions.

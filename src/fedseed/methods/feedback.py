@@ -55,7 +55,9 @@ class Scales(Halves):
 class Feedback(Method):
     """Settings of methods that compress the local change.
 
-    Args (besides those of `Method`):
+    Besides the arguments of `Method`:
+
+    Args:
         global_rate: eta_g, the rate of the step made from the answers.
         feedback: beta, the share of the unsent part that is remembered; 0: clients keep no memory.
         training: local training.

@@ -44,7 +44,9 @@ class Votes(Summand):
 class FeedSign(Population, Stepwise):
     """FeedSign's settings; a round is a step.
 
-    Args (besides those of `Population` and `Stepwise`):
+    Besides the arguments of `Population` and `Stepwise`:
+
+    Args:
         votes_per_round: v, the number of directions that are voted on at the same weights and
             applied together; with a population of n, v n directions.
         epsilon: the epsilon that each drawn vote of DP-FeedSign spends (Eq. 21); None: plain

@@ -219,7 +219,9 @@ class Ferret(BlockRates):
     The defaults are the published ones, except for the basis and for eta_g, which the paper
     searches (10, 5, 1).
 
-    Args (besides those of `Method` and `BlockRates`):
+    Besides the arguments of `Method` and `BlockRates`:
+
+    Args:
         blocks: "one", "tensor", "packed" (published), or the number of blocks.
         bytes: approximate number of bytes that a client sends in a round, such as 28000 or "28kB".
             It sets those of the keys below that are not given: one block, one seed for each round,

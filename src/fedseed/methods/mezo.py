@@ -37,7 +37,9 @@ class Estimates(Measured):
 class MeZO(Population, Stepwise):
     """MeZO's settings; a round is a step.
 
-    Args (besides those of `Population` and `Stepwise`):
+    Besides the arguments of `Population` and `Stepwise`:
+
+    Args:
         estimates: n, the number of directions in a step; their estimates are averaged. With a
             population of p, n p directions.
         estimator: "two-point" (as published) or "one-point". With "one-point", divide_by =

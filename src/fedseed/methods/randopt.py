@@ -57,7 +57,9 @@ class Selection(Payload):
 class RandOpt(Stepwise):
     """RandOpt's settings; a round is a step.
 
-    Args (besides those of `Stepwise`):
+    Besides the arguments of `Stepwise`:
+
+    Args:
         candidates: N, the number of directions to score.
         best: k, the number of directions to keep.
         learning_rate: eta; if it equals `scale`, the result is the average of the k best models.

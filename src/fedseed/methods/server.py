@@ -75,7 +75,9 @@ class BlockState(State):
 class BlockRates(ServerOptimization):
     """Settings of methods whose steps are coefficients on directions in blocks.
 
-    Args (besides those of `ServerOptimization`):
+    Besides the arguments of `ServerOptimization`:
+
+    Args:
         global_rate: eta_g, the rate of the step made from the answers.
         block_rate: divide each block's change by the root of its past mean squares: "adagrad" uses
             their sum, "rms" their average. eta_g is then about the distance that an entry moves in

@@ -122,7 +122,9 @@ class SignStep(Payload):
 class Sign(Feedback):
     """Sign's settings.
 
-    Args (besides those of `Feedback`):
+    Besides the arguments of `Feedback`:
+
+    Args:
         every: number of rounds in which each chunk of 4,096 entries is sent once.
     """
 

@@ -63,7 +63,9 @@ class StepState(State):
 class Stepwise(ZerothOrder):
     """Settings of step-by-step methods, and how their coefficients change the weights.
 
-    Args (besides those of `ZerothOrder`):
+    Besides the arguments of `ZerothOrder`:
+
+    Args:
         optimizer: the rule that turns the update, as a gradient, into a step. "sgd": as in the
             published methods. "momentum", "nesterov", "rmsprop" or "adam": see
             `fedseed.optimizers`; they take 4 bytes of memory per parameter, Adam 8, and a replay

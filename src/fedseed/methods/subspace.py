@@ -247,7 +247,9 @@ class CodedStep(FloatStep):
 class Subspace(Method):
     """Subspace's settings.
 
-    Args (besides those of `Method`):
+    Besides the arguments of `Method`:
+
+    Args:
         bytes: the most bytes that a client sends in a round, such as 28000 or "28kB". It sets the
             largest rank that fits with `up_bits` for each entry.
         rank: r, the number of rows of P in a subspace. "full": no projection; every trainable

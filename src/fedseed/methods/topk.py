@@ -169,7 +169,9 @@ def _moved_by(values: Floats, context: DecodeContext) -> float:
 class TopK(Feedback):
     """Top-k's settings.
 
-    Args (besides those of `Feedback`):
+    Besides the arguments of `Feedback`:
+
+    Args:
         share: the share of each chunk of 4,096 entries that is sent, k / 4,096; at least one entry.
         bits: b, the bits of each value, for its sign and its level.
     """

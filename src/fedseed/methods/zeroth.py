@@ -316,7 +316,9 @@ class ZerothOrder(Method):
 class Population(ZerothOrder):
     """Settings of methods that can measure along many directions with the passes of one.
 
-    Args (besides those of `ZerothOrder`):
+    Besides the arguments of `ZerothOrder`:
+
+    Args:
         population: n, the number of directions of an estimate, each on a part with `batch` / n
             examples; two passes over the batch in total. With basis = "lowrank" all parts share a
             pass; with other bases each part has its own passes.

@@ -105,7 +105,9 @@ class ByteProjections(Projections):
 class ZOFedSGD(Population, Stepwise):
     """ZO-FedSGD's settings; a round is a step.
 
-    Args (besides those of `Population` and `Stepwise`):
+    Besides the arguments of `Population` and `Stepwise`:
+
+    Args:
         seeds: "own": each client draws its own direction and sends (seed, rho), 8 bytes. "shared":
             one direction for each step; rho takes 4 bytes up, and the mean 4 bytes down. With a
             population of n there are n directions, and rho takes 4 n bytes.

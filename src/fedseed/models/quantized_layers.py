@@ -25,12 +25,8 @@ GROUP = 64  # number of weights that share a scale
 class QuantizedLayer(torch.nn.Module):
     """The part of a quantised layer that replaces its weight matrix.
 
-    `weight` is computed from codes and scales at each access, so that other code sees the weights
-    that the layer computes with. Writing to it has no effect.
-
-    Args (of `from_layer`):
-        layer: the layer whose weights (rows, columns) are quantised.
-        bits: 4 or 8.
+    `weight` is made of codes and scales whenever it is asked for, so that code which looks for it
+    finds what the layer computes with. Writing to it changes nothing.
     """
 
     plain: ClassVar[type[torch.nn.Module]]  # the class of the original layer
@@ -43,7 +39,12 @@ class QuantizedLayer(torch.nn.Module):
 
     @classmethod
     def from_layer(cls, layer: torch.nn.Module, bits: int) -> "QuantizedLayer":
-        """Return a quantised layer to replace a plain one."""
+        """Return a quantised layer that takes the place of a plain one.
+
+        Args:
+            layer: the layer whose weights, shape (rows, columns), are quantised.
+            bits: 4 or 8.
+        """
         quantized = cls.__new__(cls)
         torch.nn.Module.__init__(quantized)
         weight: Any = layer.weight

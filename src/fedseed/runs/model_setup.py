@@ -389,9 +389,12 @@ def make_evaluation(
             objective, {**data.evaluation, **validation_sets}, equipment.limit
         )
     except ValueError as error:
-        name = recipe.model.base
+        name, remedy = recipe.model.base, ""
+        # "words" and "digits" name a task and the packaged base that was trained for it
+        if recipe.task.name in PACKAGED and recipe.task.name != name:
+            remedy = f'; this task is for the packaged base: set model.base = "{recipe.task.name}"'
         raise RecipeError(
-            f'task.name = "{recipe.task.name}" with model.base = "{name}": {error}'
+            f'task.name = "{recipe.task.name}" with model.base = "{name}": {error}{remedy}'
         ) from error
     sets = {prefix: add_reference(one) for prefix, one in sets.items()}
     validation = list(chain.from_iterable(sets.pop(prefix).items for prefix in validation_sets))

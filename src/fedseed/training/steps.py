@@ -174,7 +174,9 @@ class Steps:
 class MasterSteps(Steps):
     """Steps on float32 copies of 16-bit weights (a float32 weight is its own).
 
-    Args (besides those of `Steps`):
+    Besides the arguments of `Steps`:
+
+    Args:
         finer: copies to go on from; None: the weights as they are.
     """
 
