@@ -575,6 +575,7 @@ def table_1(length: int = 10**6, count: int = 1024) -> Finding:
     """How payloads grow with d and with K."""
     costs: dict[str, Callable[[int, int], int]] = {
         "FedAvg": lambda d, k: payloads.fedavg(d).bytes,
+        "FedZO": lambda d, k: payloads.fedzo(d).bytes,
         "FedKSeed": lambda d, k: payloads.fedkseed(k, length=d).bytes,
         "Ferret": lambda d, k: payloads.ferret(k, d).bytes,
     }
@@ -587,14 +588,14 @@ def table_1(length: int = 10**6, count: int = 1024) -> Finding:
         )
         grows[name] = (wider / base, extra / base)
         rows.append([name, f"{base:,}", f"{wider:,}", f"{extra:,}"])
-    dense, pooled, ours = (grows[name] for name in costs)
+    dense, forward, pooled, ours = (grows[name] for name in costs)
     head = ("method", f"d = {length:,}, K = {count:,}", "2 d", "2 K")
     return Finding(
         [
             Claim(
                 "FedAvg and FedZO send O(d).",
-                f"Twice the parameters: {dense[0]:.2f} times the bytes.",
-                judged(abs(dense[0] - 2) < 0.01),
+                f"Twice the parameters: {dense[0]:.2f} and {forward[0]:.2f} times the bytes.",
+                judged(max(abs(dense[0] - 2), abs(forward[0] - 2)) < 0.01),
             ),
             Claim(
                 "FedKSeed and Ferret send O(K), whatever d is.",

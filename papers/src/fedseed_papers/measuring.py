@@ -245,6 +245,7 @@ def batch_projections(seeds: Sequence[int]) -> Finding:
     worst = {}
     for seed, stages in projections.items():
         worst[seed] = max(y for _, y in chain.from_iterable(stages))
+    beyond = (max(worst.values()) - 0.5) / (0.5 / batches**0.5)
     ranks = {seed: _ranks(stages) for seed, stages in projections.items()}
     typical = {seed: float(np.median(values)) for seed, values in skews.items()}
     return Finding(
@@ -254,8 +255,8 @@ def batch_projections(seeds: Sequence[int]) -> Finding:
                     "The sign-reversing probability is below one half (0.4968 at most in the "
                     "paper), in the mean of runs' largest.",
                     f"A run's largest over {directions} directions at each of {len(steps)} "
-                    f"points, {max(worst.values()):.4f} in one, where one half is within two "
-                    "standard errors of its batches; its mean (below 0.5):",
+                    f"points, {max(worst.values()):.4f} in one ({beyond:+.1f} standard errors of "
+                    f"{batches:,} batches from one half); its mean (below 0.5):",
                     at_most(worst, 0.5),
                 ),
                 (

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedseed.aggregation import Mean
-from fedseed.methods import FedAvg, FedKSeed, FeedSign, Ferret, ZOFedSGD
+from fedseed.methods import FedAvg, FedKSeed, FedZO, FeedSign, Ferret, ZOFedSGD
 from fedseed.methods.base import Answer, Answers, Method, Round
 from fedseed.methods.payload import NUMBERS, Content, Payload
 from fedseed.randomness.stream import words
@@ -86,6 +86,11 @@ def fedkseed(
 def fedavg(length: int) -> Exchange:
     """FedAvg's round on `length` float32 parameters."""
     return exchange(FedAvg(), {"data": sample_numbers(length).tobytes()}, length)
+
+
+def fedzo(length: int) -> Exchange:
+    """FedZO's round, which sends weights, on `length` float32 parameters."""
+    return exchange(FedZO(), {"data": sample_numbers(length).tobytes()}, length)
 
 
 def ferret(directions: int, length: int = 1000) -> Exchange:
