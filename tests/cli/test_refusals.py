@@ -127,7 +127,7 @@ def test_a_prompt_that_is_no_text(tmp_path):
 
 
 def test_a_privacy_account_that_is_a_folder(tmp_path):
-    with pytest.raises(StorageError, match="no regular file; --account names a file"):
+    with pytest.raises(StorageError, match="not a regular file; --account must name a file"):
         FileAccount(tmp_path, "north", Limits(rounds=3, budget=None, delta=1e-5))
 
 

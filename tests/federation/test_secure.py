@@ -314,7 +314,9 @@ def test_who_signs_with_another_key_than_the_recipe_has_is_named_and_left_out(pr
         ["client-0", "client-2", "client-3", "client-4"]
     ] * 3
     ((name, reasons),) = result.summary["refusals"].items()
-    assert name == "client-1" and "signs with another key than is known" in json.dumps(reasons)
+    assert name == "client-1" and "signs with a key that differs from the known one" in json.dumps(
+        reasons
+    )
 
 
 CHANCE = {"epoch", "at"}
@@ -397,11 +399,11 @@ def test_two_clients_are_killed(problem, network, shared_server):
 
 
 FOUND = {  # with the round from which on it is not in the sum, and what is said of it
-    "accuses all": (1, "which can be read"),
+    "accuses all": (1, "but they are readable"),
     "another secret": (1, "do not fit the keys"),
     "wrong shares to one": (1, "do not fit the keys"),
-    "unreadable to one": (1, "not encrypted with the key"),
-    "weak keys": (1, "no secret key has"),
+    "unreadable to one": (1, "not encrypted with the agreed key"),
+    "weak keys": (1, "an unusable public key"),
     "another share": (2, "than it was dealt"),
     "signs rubbish": (2, "its confirm message"),
     "nobody's signature": (1, "not signed with its key"),

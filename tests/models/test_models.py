@@ -131,7 +131,7 @@ def test_code_of_its_own_runs_only_if_the_recipe_says_so(saved, tmp_path, monkey
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "modeling_own.py").write_text(CODE)
     with pytest.raises(
-        RecipeError, match=r"code of its own \(modeling_own.py\).*model.trust_remote_code = true"
+        RecipeError, match=r"its own code \(modeling_own.py\).*model.trust_remote_code = true"
     ):
         load_model(folder, architecture="causal")
     config["auto_map"] = {"AutoModelForCausalLM": "modeling_own.OwnModel"}

@@ -65,11 +65,11 @@ def test_the_same_question_costs_nothing(account):
 
 def test_a_run_has_its_recipes_rounds(account):
     one = account(rounds=3, budget=1000.0)
-    with pytest.raises(PrivacyError, match="round 4 was asked for, and the recipe has 3 rounds"):
+    with pytest.raises(PrivacyError, match="round 4 was requested, but the recipe has 3 rounds"):
         one.check(turn(4))
     for _ in range(3):
         one.charge(turn(1))
-    with pytest.raises(PrivacyError, match="this run has had as many turns"):
+    with pytest.raises(PrivacyError, match="this run has used as many turns"):
         one.charge(turn(2))
     one.charge(turn(1, run="bb"))  # another run: the budget counts both
     assert one.turns == 4
@@ -79,7 +79,7 @@ def test_without_a_budget_the_rounds_are_all_there_is(account):
     one = account(rounds=2)
     one.charge(turn(1))
     one.charge(turn(1, run="bb"))
-    with pytest.raises(PrivacyError, match="no budget, so all runs together get as many turns"):
+    with pytest.raises(PrivacyError, match="no budget, so all runs together get only that number"):
         one.charge(turn(1, run="cc"))
 
 
@@ -130,7 +130,7 @@ def test_several_kinds_are_composed(kinds, account):
         one.charge(turn(noise=kind.multiplier, rate=kind.rate, releases=kind.count))
     assert one.epsilon() == pytest.approx(expected, rel=2e-3)
     # alone neither would be near the budget
-    with pytest.raises(PrivacyError, match="another turn would make it"):
+    with pytest.raises(PrivacyError, match="another turn would raise"):
         one.charge(turn(noise=1.0, releases=1))
 
 

@@ -140,7 +140,7 @@ def test_three_logs_get_no_more_than_the_recipe(site, asked, shared_server):
     assert account(site).epsilon() <= BUDGET
     assert [one.returncode for one in ends] == [1, 1, 1]
     texts = [" ".join(f"{one.stdout}{one.stderr}".split()) for one in ends]
-    assert "round 4 was asked for, and the recipe has 3 rounds" in texts[0]
+    assert "round 4 was requested, but the recipe has 3 rounds" in texts[0]
     for text in texts:
         assert "north.jsonl: the privacy account of client north allows no more answers" in text
         assert "3 turns (epsilon" in text and "--budget" in text and "Traceback" not in text

@@ -288,9 +288,9 @@ FERRET = {"name": "ferret", "seeds": "shared", "allocation": "size"}
             r"method.epsilon = 1 is DP-FeedSign.*leave out \[privacy\]",
         ),
         ({"method": {"name": "fedavg"}}, "fedavg has no private mechanism.*zo-fedsgd"),
-        ({"method": {"name": "mezo"}}, 'mezo protects "example" alone'),
+        ({"method": {"name": "mezo"}}, 'mezo protects only "example"'),
         ({"method": {**FERRET, "seeds": "per-client"}}, 'method.seeds = "per-client"'),
-        ({"method": FERRET, "privacy": LOCAL}, 'ferret protects "client" alone'),
+        ({"method": FERRET, "privacy": LOCAL}, 'ferret protects only "client"'),
         ({"method": {"name": "fedmezo", "travel": "tensors"}}, 'method.travel = "tensors"'),
         ({"method": {"name": "fedmezo", "personal": "loss"}}, 'method.personal = "loss"'),
         ({"method": {**ZO, "clip": 1.0}, "privacy": LOCAL}, "method.clip"),
@@ -301,7 +301,7 @@ FERRET = {"name": "ferret", "seeds": "shared", "allocation": "size"}
         ),
         (
             {"method": ZO, "privacy": {**LOCAL, "sampling": "poisson", "examples": 9}},
-            r"privacy.examples = 9: a batch has 16 \(method.batch\)",
+            r"privacy.examples = 9: must not be less than a batch, which has 16 \(method.batch\)",
         ),
         ({"method": ZO, "stopping": {"patience": 3}}, "stopping: zo-fedsgd is private"),
         (

@@ -235,7 +235,7 @@ def test_noise_is_found_for_an_epsilon():
     sampled = noise_for(200.0, 1, mechanism("poisson").settings, batch=5)  # little noise
     most, less = (mechanism("poisson", by * sampled).epsilon(1) for by in (1, 0.998))
     assert sampled < 0.2 and most <= 200.0 < less
-    with pytest.raises(ValueError, match="takes more noise"):
+    with pytest.raises(ValueError, match="needs more noise"):
         noise_for(1e-9, 10, settings)
 
 
@@ -299,7 +299,7 @@ def test_neighbours_are_within_epsilon_exactly(kind, times):
     [
         ({"level": "example", "sampling": "poisson"}, "needs examples"),
         ({"level": "example", "examples": 9}, "needs sampling"),
-        ({"level": "client", "sampling": "poisson", "examples": 9}, "takes no sampling"),
+        ({"level": "client", "sampling": "poisson", "examples": 9}, "does not use sampling"),
         ({"level": "client", "clip": 0.0}, "greater than 0"),
     ],
 )

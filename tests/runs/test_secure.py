@@ -229,7 +229,7 @@ def test_a_round_whose_shares_are_not_said_is_lost_and_the_run_goes_on():
 
     found = ran(METHODS["zo-shared"], SUMS, silent)
     (lost,) = [one for line in found.result.metrics for one in line.get("not_taken") or ()]
-    assert lost["round"] == 2 and "no other attempt of the round is opened" in lost["reason"]
+    assert lost["round"] == 2 and "no other attempt at this round will be opened" in lost["reason"]
     assert len(found.steps) == 4
 
 
@@ -249,7 +249,7 @@ secure_sums = {threshold = 3}
     [
         (
             "aggregation.name=median",
-            r'secure_sums: aggregation.name = "median" looks at single answers',
+            r'secure_sums: aggregation.name = "median" needs single answers',
         ),
         (
             "privacy={level='client',clip=1.0,noise=1.0}",
@@ -268,14 +268,17 @@ secure_sums = {threshold = 3}
             "secure_sums.threshold=6",
             r"threshold = 6: a round has 5 clients \(federation.per_round\)",
         ),
-        ("secure_sums.threshold=2", "more than half of them, 3 or more"),
+        ("secure_sums.threshold=2", "set at least 3, more than half of them"),
         ("federation.per_round=2;secure_sums.threshold=2", "fewer than 3 each client knows"),
-        ("secure_sums.most_clients=4", "most_clients = 4: .*; take 5 or more"),
-        ("secure_sums.identities={a='AAAA'}", "a: 'AAAA' is no public Ed25519 key: the middle"),
-        (f"secure_sums.identities={{a='{ONE}',b='{ONE}'}}", "b: the key of a, too"),
+        ("secure_sums.most_clients=4", "most_clients = 4: .*; set at least 5"),
+        (
+            "secure_sums.identities={a='AAAA'}",
+            "a: 'AAAA' is not a public Ed25519 key: give the middle",
+        ),
+        (f"secure_sums.identities={{a='{ONE}',b='{ONE}'}}", "b: this is also the key of a;"),
         (
             f"secure_sums.identities={{a='{ONE}',b='{OTHER}'}};task={{name='files'}};federation.clients=['a','b','c','d','e']",
-            "secure_sums.identities: c has no key there",
+            "secure_sums.identities: c has no key;",
         ),
     ],
 )
@@ -313,7 +316,7 @@ def test_a_client_needs_the_key_that_the_recipe_has(tmp_path):
             "does not belong to a's public key in secure_sums.identities",
         ),
         (checked, ["a"], tmp_path / "a.pem.pub", "--identity .*not a private key in PEM form"),
-        (checked, ["d"], tmp_path / "a.pem", "d has no key there"),
+        (checked, ["d"], tmp_path / "a.pem", "d has no key;"),
         (plain, ["a"], tmp_path / "a.pem", "the recipe has no public keys"),
     ):
         with pytest.raises(RecipeError, match=why):

@@ -3,8 +3,8 @@
 The coordinator counts what a run has spent (`protection`), but at example level a client need not
 trust it. So each client counts for itself: one turn for each answer, before the answer leaves it.
 The same question gets the same bytes again, which is free because they reveal nothing new; another
-question costs a turn. Turns stay used whatever the coordinator does: another log, another stream,
-another run.
+question costs a turn. Used turns stay used even if the coordinator starts another log, stream or
+run.
 
     rounds    a run gets no more turns than the client's recipe has rounds
     budget    all turns of all runs together stay within epsilon = budget; without a budget all runs
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 from fedseed.errors import PrivacyError, plural
 from fedseed.privacy.scalars import LEVELS, Releases, composed_epsilon, delta_left
 
-# turns that a check looks ahead, because its arithmetic takes a while
+# number of turns that a check covers in advance, because its arithmetic takes a while
 LOOK_AHEAD = 64
 _HASH_BYTES = 16
 
@@ -36,7 +36,7 @@ class Turn(BaseModel):
         run: a hash that identifies the run: of base, method, settings and seed.
         round: the round, from 1.
         question: a hash of everything that the answer depends on besides data and chance.
-        noise: the noise's deviation over the longest vector of an example.
+        noise: the noise's standard deviation, divided by the longest vector of an example.
         rate: the probability with which an example was in a batch.
         releases: noisy vectors of the answer.
         answer: the answer's bytes; None: there was nothing to send.
@@ -64,9 +64,9 @@ class Limits(NamedTuple):
     """The limits of a client's account.
 
     Args:
-        rounds: turns of a run; without a budget those of all runs together.
+        rounds: the most turns of a run; without a budget, of all runs together.
         budget: epsilon of all turns of all runs together; None: there is no budget.
-        delta: the probability that epsilon leaves out.
+        delta: the probability with which epsilon may be exceeded.
         source: the setting that the budget comes from, for messages.
     """
 
@@ -77,7 +77,7 @@ class Limits(NamedTuple):
 
 
 def hash_of(*parts: bytes) -> str:
-    """Return a hash of some parts, which depends on where each part ends."""
+    """Return a hash of some parts, which also depends on the boundaries between them."""
     whole = blake2b(digest_size=_HASH_BYTES)
     for part in parts:
         whole.update(len(part).to_bytes(8, "little") + part)
@@ -100,7 +100,7 @@ class Account:
         self._turns: dict[str, Turn] = {}  # by question
         self._vectors: Counter[tuple[float, float]] = Counter()  # by noise and rate
         self._turns_by_run: Counter[tuple[str, str]] = Counter()  # by run and client
-        # a number of vectors known to be within the budget, by the kinds of all vectors
+        # for a set of kinds of vectors: a number of vectors known to be within the budget
         self._affordable: dict[tuple[Releases, ...], int] = {}
 
     @property
@@ -125,7 +125,7 @@ class Account:
         return _epsilon_of(vectors, self.limits.delta)
 
     def describe(self) -> str:
-        """Return a line on what was used, and what is allowed."""
+        """Return a line with what was used and what is allowed."""
         limits = self.limits
         usage = f"{plural(self.turns, 'turn')} used, epsilon {self.epsilon():.4g}"
         if limits.budget is not None:
@@ -133,13 +133,14 @@ class Account:
         return f"privacy account of {self.client}: {usage} at delta {limits.delta:g}; {self.place}"
 
     def find(self, question: str) -> Turn | None:
-        """Return the turn in which a question was answered; None: there is none."""
+        """Return the turn in which a question was answered; None if there is none."""
         return self._turns.get(question)
 
     def check(self, turn: Turn) -> None:
         """Refuse a turn that the limits do not allow.
 
-        Raises PrivacyError: the text has the usage, the limits and the owner's options.
+        Raises PrivacyError if they do not. The message has the usage, the limits and the owner's
+        options.
         """
         problem = self._excess(turn)
         if problem is not None:
@@ -148,7 +149,7 @@ class Account:
                 f"{self.place}: the privacy account of client {self.client} allows no more "
                 f"answers: {usage} used so far at delta {self.limits.delta:g}; {problem}. Nothing "
                 "was sent. If its examples may be asked more often, start `fedseed join` with a "
-                "larger --budget, or agree on a recipe with a larger privacy.budget and as many "
+                "larger --budget, or agree on a recipe with a larger privacy.budget and more "
                 "rounds; if this client now has data of other people, give it an account of its "
                 "own with --account"
             )
@@ -194,22 +195,24 @@ class Account:
         self._turns_by_run[run, self.client] += 1
 
     def _excess(self, turn: Turn) -> str | None:
-        """Describe the limit that a turn would exceed; None: there is none."""
+        """Describe the limit that a turn would exceed; None if it exceeds none."""
         limits = self.limits
         allowed = f"the recipe has {plural(limits.rounds, 'round')}"
         if turn.round > limits.rounds:
-            return f"round {turn.round} was asked for, and {allowed}"
+            return f"round {turn.round} was requested, but {allowed}"
         if self._turns_by_run[turn.run, turn.client] >= limits.rounds:
-            return f"{allowed}, and this run has had as many turns"
+            return f"{allowed}, and this run has used as many turns"
         if limits.budget is None:
             if self.turns >= limits.rounds:
-                return f"{allowed} and no budget, so all runs together get as many turns"
+                return (
+                    f"{allowed} and no budget, so all runs together get only that number of turns"
+                )
             return None
         if self._is_affordable(turn):
             return None
         return (
-            f"another turn would make it {self.epsilon(turn):.4g}, and {limits.source} is "
-            f"{limits.budget:g}"
+            f"another turn would raise epsilon to {self.epsilon(turn):.4g}, but {limits.source} "
+            f"is {limits.budget:g}"
         )
 
     def _is_affordable(self, turn: Turn) -> bool:
@@ -222,7 +225,8 @@ class Account:
         if total <= self._affordable.get(key, 0):
             return True
         ahead = LOOK_AHEAD * turn.releases
-        # epsilon grows with the number of vectors: a number that is allowed allows every lower one
+        # epsilon grows with the number of vectors, so if a number is allowed, every lower one is as
+        # well
         for count in (ceil(total / ahead) * ahead, total):
             within = _epsilon_of(Counter({**others, kind: count}), self.limits.delta)
             if self.limits.budget is not None and within <= self.limits.budget:

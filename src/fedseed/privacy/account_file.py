@@ -6,10 +6,10 @@ The file has lines of JSON, and each line's checksum covers all lines before it:
     {"kind": "data", "place": ..., "sum": ...}     a place of the client's data, once for each
     {"kind": "turn", "turn": {...}, "sum": ...}    a `Turn`
 
-An incomplete last line, of a killed process, was never answered, and is cut off. Any other damage
-is refused: whoever has changed the file may have removed turns. A file that was set back to an
-earlier state as a whole looks like one that was never written on, unless a running process has seen
-it before.
+An incomplete last line is from a killed process that did not send its answer, so the line is cut
+off. A file with any other damage is refused, because turns may have been removed from it. A file
+that was set back to an earlier state as a whole can't be recognised, unless a running process has
+seen the later state.
 """
 
 import os
@@ -38,11 +38,11 @@ from fedseed.text import first_problem
 FORMAT = 1
 SUFFIX = ".jsonl"
 LOCK = ".lock"
-LOCK_SECONDS = 60.0  # for another process to count a turn
+LOCK_SECONDS = 60.0  # how long to wait while another process counts a turn
 _SUM_BYTES = 8
 _REMEDY = (
-    "bring the file back from a backup that has all its turns; only if you accept that turns "
-    "are forgotten, move it away, and a new account begins"
+    "restore the file from a backup that has all its turns; only if you accept that turns are "
+    "forgotten, move the file away, and a new account begins"
 )
 
 
@@ -107,7 +107,7 @@ class AccountFile:
         write_whole(self.path, _encode_line("", _About(client=client)))
 
     def has_changed(self) -> bool:
-        """Return whether the file has another size than what was read of it, or is gone."""
+        """Return whether the file's size differs from what was read, or the file is gone."""
         try:
             return self.path.stat().st_size != self.size
         except OSError:
@@ -116,7 +116,7 @@ class AccountFile:
     def read_on(self) -> list[Turn]:
         """Read new lines, and cut off an incomplete last one.
 
-        Nobody else may write meanwhile.
+        No other process may write at the same time.
 
         Returns:
             The new turns.
@@ -148,10 +148,10 @@ class AccountFile:
     def add_turn(self, turn: Turn) -> None:
         """Write a turn; it is on disk when this returns.
 
-        The file must have been read to its end, and nobody else may write meanwhile.
+        The file must have been read to its end, and no other process may write at the same time.
 
         Raises:
-            StorageError: it can't be written; the file is as before.
+            StorageError: it can't be written; the file is not changed.
         """
         self._add(_Counted(turn=turn))
 
@@ -165,7 +165,7 @@ class AccountFile:
         self._take(line)
 
     def _read_new(self) -> bytes:
-        """Return the bytes after those that were read before."""
+        """Return the bytes that were not read before."""
         flags = os.O_RDONLY | NO_LINK | NO_WAIT
         try:
             handle = os.open(self.path, flags)
@@ -173,10 +173,10 @@ class AccountFile:
             raise self._refusal("the file is gone, while this process works with it") from error
         except OSError as error:
             raise StorageError(f"{self.path}: can't be read: {error.strerror}") from error
-        # before `open`, which refuses a folder with the handle's number in place of a name
+        # check before `open`, which rejects a folder with an error that does not name the path
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
-            raise StorageError(f"{self.path}: no regular file; --account names a file")
+            raise StorageError(f"{self.path}: not a regular file; --account must name a file")
         with open(handle, "rb") as file:
             file.seek(self.size - len(self._last_line))
             if file.read(len(self._last_line)) != self._last_line:
@@ -216,24 +216,24 @@ class AccountFile:
 
     def _refusal(self, problem: str) -> PrivacyError:
         return PrivacyError(
-            f"{self.path}: this privacy account can't be trusted: {problem}. Until it is right "
-            f"the client answers nothing: {_REMEDY}"
+            f"{self.path}: this privacy account can't be trusted: {problem}. Until this is "
+            f"corrected the client sends no answers: {_REMEDY}"
         )
 
 
 class FileAccount(Account):
     """A client's account in a file, which several processes may share.
 
-    An account is found by the client's name. Accounts of other names are found by all places where
-    this client's data have ever been: a client with a new name does not begin anew. All of them
-    count, and each gets every turn.
+    An account is found by the client's name. Accounts with other names are found by all places
+    where this client's data have ever been, so a client does not get a new account with a new name.
+    All of these accounts count, and each turn is written to all of them.
 
     Args:
-        path: the account's file; made if it is missing.
+        path: the account's file; created if it is missing.
         client: the client's name.
         limits: what the account allows.
-        data_place: the place of the client's data; "": only this file counts, whatever others are
-            in its folder.
+        data_place: the place of the client's data; "": only this file counts, not others in its
+            folder.
 
     Raises:
         PrivacyError: a file is damaged, or was set back; another process holds the lock.
@@ -248,8 +248,8 @@ class FileAccount(Account):
         self._counts_other_files = bool(data_place)
         with self._locked():
             own_file = self._open_own(data_place)
-            self._files = [own_file]  # those that count for this client
-            self._files_seen = {path: own_file}  # all in the folder, by path
+            self._files = [own_file]  # files that count for this client
+            self._files_seen = {path: own_file}  # all files in the folder, by path
             for turn in own_file.turns.values():
                 self._take(turn)
             self._read_on()
@@ -290,18 +290,18 @@ class FileAccount(Account):
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other processes from reading and writing accounts here."""
+        """Prevent other processes from reading and writing accounts in this folder."""
         try:
             with locked(self._lock, LOCK_SECONDS):
                 yield
         except TimeoutError as error:
             raise PrivacyError(
-                f"{error}, for {LOCK_SECONDS:g} seconds: it counts an answer of a client, or is "
-                "suspended in the middle of that; end it, or let it go on"
+                f"{error}, for {LOCK_SECONDS:g} seconds: another process is counting a client's "
+                "answer, or was suspended while doing so; end it or let it continue"
             ) from error
 
     def _open_own(self, data_place: str) -> AccountFile:
-        """Return the client's own file, which has the place of its data."""
+        """Open the client's own file, and add the place of the client's data."""
         own_file = AccountFile(self._path)
         if not self._path.exists():
             own_file.create(self.client)
@@ -311,10 +311,10 @@ class FileAccount(Account):
         return own_file
 
     def _read_on(self) -> None:
-        """Take the turns that other processes have added.
+        """Read the turns that other processes have added.
 
-        Accounts that were made since count, too: their process may have been killed after it had
-        written a turn into its own file, and before it wrote it into this one.
+        New accounts count as well, because their process may have been killed after it wrote a turn
+        into its own file and before it wrote the turn into this one.
         """
         if self._counts_other_files:
             self._find_files()

@@ -4,8 +4,8 @@ private batches.
     P(Y = y) = e^(-y^2 / 2 sigma^2) / sum_k e^(-k^2 / 2 sigma^2),  y whole
 
 Canonne, Kamath, Steinke: "The Discrete Gaussian for Differential Privacy", 2020, Algorithms 1 to 3.
-They are computed in Python's whole numbers, so that the odds are exact, not those of floating-point
-numbers.
+All computations use Python's whole numbers, so that probabilities are exact, without floating-point
+error.
 """
 
 import os
@@ -58,7 +58,7 @@ def discrete_gaussian(sigma: int, count: int, random: Bytes = os.urandom) -> NDA
     """Draw whole numbers of the discrete Gaussian distribution around 0 (Algorithm 3).
 
     Args:
-        sigma: the distribution's parameter, from 1 to 2^44: very nearly its deviation.
+        sigma: the distribution's parameter, from 1 to 2^44, which is nearly its standard deviation.
         count: the number of draws.
         random: makes random bytes.
 
@@ -85,23 +85,23 @@ def _discrete_laplace(scale: int, random: Bytes) -> int:
         while happens(1, 1, random):
             size += scale
         negative = random_below(2, random) == 1
-        if size or not negative:  # zero would come twice
+        if size or not negative:  # because zero would be drawn twice as often
             return -size if negative else size
 
 
 def private_batches(
     items: Sequence[Any], size: int, privacy: PrivacySettings, order: int
 ) -> Iterator[list[Any]]:
-    """Yield endless batches of protected examples: none is in a batch twice.
+    """Yield endless batches of protected examples. No example is twice in a batch.
 
-    none       in the order of a public seed; a pass ends where no full batch is left
-    poisson    each example by itself, with probability size / examples, by random numbers of the
-               operating system: a batch that others could draw again hides nobody
+    none       in the order of a public seed; a pass ends when no full batch is left poisson    each
+    example by itself with probability size / examples, with random numbers of the operating system,
+    because a batch that others can redraw protects nobody
 
     Args:
         items: the examples; there may be none.
-        size: of a batch; all examples, if there are fewer.
-        privacy: how they are drawn.
+        size: size of a batch; all examples, if there are fewer.
+        privacy: settings, with the kind of draw.
         order: the seed, for "none".
     """
     while privacy.sampling == "poisson":

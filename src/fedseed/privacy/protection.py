@@ -7,7 +7,7 @@ combination.
     votes      the coordinator gets a private draw in place of the votes (DP-FeedSign); a client
                always votes
 
-Methods do not know about it. A protection uses `Payload.vector` and `with_vector`, `Method.unit`,
+Methods need no code for this. A protection uses `Payload.vector` and `with_vector`, `Method.unit`,
 and whether clients' vectors can be compared (`Method.incomparable`).
 """
 
@@ -37,60 +37,76 @@ from fedseed.randomness import Basis, Domain, derive
 from fedseed.training.protocol import Client
 
 _NO_SUM = (
-    "noise goes to the sum of what clients send, and along directions of their own there is none"
+    "noise is added to the sum of what clients send, but with clients' own directions there "
+    "is no sum"
 )
 
 
 class Required(NamedTuple):
-    """The values that a setting must have where data are protected, in any method that has it."""
+    """The values that a setting must have if data are protected, in every method with this
+    setting.
+    """
 
     key: str
-    values: tuple[Any, ...]  # allowed ones
-    reason: str  # why no others
-    level: Level | None = None  # at which it holds; None: at both
-    unless: str | None = None  # another key: methods with it are exempt
+    values: tuple[Any, ...]  # allowed values
+    reason: str  # why other values are not allowed
+    level: Level | None = None  # the level of privacy at which this is required; None: both
+    unless: str | None = None  # another key; methods with this key are exempt
 
 
 _TRAVEL = Required("travel", ("pairs",), "whole weights have no bound")
 _REQUIRED = (
-    Required("weighting", ("equal",), "how many examples a client has would be told"),
-    # without it each vector gets noise of its own
+    Required("weighting", ("equal",), "it would reveal a client's number of examples"),
+    # without shared directions each vector needs its own noise
     Required("seeds", ("shared", "fixed"), _NO_SUM, "client", unless="travel"),
     Required(
         "allocation",
         ("size", "uniform", "previous"),
-        "how many coefficients it sends would tell",
+        "the number of coefficients would reveal something about the data",
         "client",
     ),
     Required(
         "scalars",
         ("float32", "byte"),
-        "noise is added to sums, and signs are no summands",
+        "noise is added to sums, but signs are not added up",
         "client",
     ),
     Required(
-        "importance", (False,), "probabilities would be made of what each client sends", "client"
+        "importance",
+        (False,),
+        "probabilities would be computed from what each client sends",
+        "client",
     ),
     Required(
-        "personal", ("constant", "random", "update"), "training losses would be told", "example"
+        "personal", ("constant", "random", "update"), "it would reveal training losses", "example"
     ),
-    Required("personal", ("constant",), "what clients send is bounded at one rate", "client"),
-    Required("population", (1,), "parts of a batch have no account of their own", "example"),
-    Required("normalize", ("none",), "an example would move what others' losses become", "example"),
+    Required(
+        "personal",
+        ("constant",),
+        "the bound on what clients send assumes a constant rate",
+        "client",
+    ),
+    Required("population", (1,), "parts of a batch do not have their own account", "example"),
+    Required(
+        "normalize",
+        ("none",),
+        "one example would change the values computed from other examples' losses",
+        "example",
+    ),
     Required(
         "autocast",
         (None,),
-        "in a 16-bit pass one example moves what others' losses are rounded to",
+        "in a 16-bit pass one example changes how other examples' losses are rounded",
         "example",
     ),
-    Required("clip", (None,), "whether a step is skipped would depend on all examples", "example"),
+    Required("clip", (None,), "skipping a step would depend on all examples", "example"),
 )
 
 
 def vote_epsilon(method: Method) -> float | None:
-    """Return epsilon of each vote, where clients' votes are drawn privately (DP-FeedSign).
+    """Return epsilon of each vote, if clients' votes are drawn privately (DP-FeedSign).
 
-    None: the method has no such draw.
+    None if the method has no such draw.
     """
     return getattr(method, "epsilon", None) if _counts_votes(method) else None
 
@@ -105,17 +121,17 @@ def protects(method: Method) -> frozenset[Level]:
 
 
 def unprotected(method: Method, settings: PrivacySettings) -> str | None:
-    """Return the reason why these settings can't protect a method's data; None: they can."""
+    """Return the reason why these settings can't protect a method's data; None if they can."""
     epsilon = vote_epsilon(method)
     if epsilon is not None:
         return (
-            f"method.epsilon = {epsilon:g} is DP-FeedSign, with an account of its own: leave "
-            "out [privacy]"
+            f"method.epsilon = {epsilon:g} is DP-FeedSign, which has its own account: leave out "
+            "[privacy]"
         )
     if _counts_votes(method):
         return (
-            "[privacy] is for scalars, and votes are bits: set method.epsilon, which is "
-            "DP-FeedSign, in its place"
+            "[privacy] is for scalars, but votes are bits: set method.epsilon instead, which is "
+            "DP-FeedSign"
         )
     problem = _unmet_requirement(method, settings.level, (_TRAVEL,))
     if problem is not None:
@@ -124,16 +140,19 @@ def unprotected(method: Method, settings: PrivacySettings) -> str | None:
         protected_levels = ", ".join(f'"{level}"' for level in sorted(protects(method)))
         ability = "has no private mechanism for what it sends"
         if protected_levels:
-            ability = f"protects {protected_levels} alone"
+            ability = f"protects only {protected_levels}"
         return f'privacy.level = "{settings.level}": {method.name} {ability}'
     batch: int = getattr(method, "batch", 1)
     if settings.examples is not None and batch > settings.examples:
-        return f"privacy.examples = {settings.examples}: a batch has {batch} (method.batch)"
+        return (
+            f"privacy.examples = {settings.examples}: must not be less than a batch, which has "
+            f"{batch} (method.batch)"
+        )
     return _unmet_requirement(method, settings.level, _REQUIRED)
 
 
 def _unmet_requirement(method: Method, level: Level, required: Sequence[Required]) -> str | None:
-    """Describe the first setting without an allowed value; None: there is none."""
+    """Describe the first setting without an allowed value; None if all are allowed."""
     for key, values, reason, required_level, unless in required:
         if required_level not in (None, level):
             continue
@@ -155,9 +174,9 @@ def _counts_votes(method: Method) -> bool:
 
 
 class Private(Method, ABC):
-    """A method with a recipe's `[privacy]`, which orbits keep among its settings.
+    """A method with a recipe's `[privacy]`, which becomes part of the method's settings in orbits.
 
-    `protect` makes one.
+    Created by `protect`.
     """
 
     kind: ClassVar[type[Method]]  # the class of the method without it
@@ -190,7 +209,7 @@ def protect(method: Method, settings: PrivacySettings) -> Method:
     """Return a method with a recipe's `[privacy]`.
 
     Raises:
-        ValueError: these settings can't protect its data; the text names the keys.
+        ValueError: these settings can't protect its data; the message names the keys.
     """
     method = _plain(method)
     problem = unprotected(method, settings)
@@ -199,7 +218,7 @@ def protect(method: Method, settings: PrivacySettings) -> Method:
             kinds: list[Any] = [entry.thing for entry in REGISTRY.entries()]
             methods = [kind.model_construct() for kind in kinds]
             names = [usable.name for usable in methods if settings.level in protects(usable)]
-            problem = f"{problem}; {', '.join(names)} can"
+            problem = f"{problem}; methods that can: {', '.join(names)}"
         raise ValueError(problem)
     values = {name: getattr(method, name) for name in method.__class__.model_fields}
     private_class = _make_private_class(method.__class__)
@@ -207,28 +226,30 @@ def protect(method: Method, settings: PrivacySettings) -> Method:
 
 
 def check_dtypes(method: Method, dtypes: Iterable[str]) -> None:
-    """Refuse to protect examples in passes where one example moves what others' losses become.
+    """Refuse to protect examples if passes are so imprecise that one example changes others'
+    losses.
 
     Args:
-        method: the run's.
-        dtypes: of everything that the model computes with, also of weights that are not tuned.
+        method: the run's method.
+        dtypes: dtypes of everything that the model computes with, including weights that are not
+            tuned.
 
-    Raises ValueError.
+    Raises ValueError if they are imprecise.
     """
     private = settings_of(method)
     low_precision = sorted({"bfloat16", "float16", "int8"}.intersection(dtypes))
     if low_precision and private is not None and private.level == "example":
         raise ValueError(
             f'privacy.level = "example" with {low_precision[0]} weights: in such a pass one '
-            "example moves what others' losses are rounded to, which no epsilon counts; load the "
-            "model in float32, with no adapter over 8 or 16 bits"
+            "example changes how other examples' losses are rounded, which epsilon does not "
+            "include; load the model in float32, without an adapter on 8 or 16 bits"
         )
 
 
 def read_method(kind: type[Method], settings: dict[str, Any]) -> Method:
     """Return a method from the settings in an orbit.
 
-    Raises ValueError, also pydantic's.
+    Raises ValueError, including pydantic's, if they are invalid.
     """
     method = kind.model_validate(
         {key: value for key, value in settings.items() if key != "private"}
@@ -238,12 +259,12 @@ def read_method(kind: type[Method], settings: dict[str, Any]) -> Method:
 
 
 def settings_of(method: Method) -> PrivacySettings | None:
-    """Return a method's `[privacy]`; None: it has none."""
+    """Return a method's `[privacy]`; None if it has none."""
     return method.private if isinstance(method, Private) else None
 
 
 def mechanism_of(method: Method) -> PrivateScalars | PrivateSign | None:
-    """Return the mechanism that makes a run of a method private; None: there is none.
+    """Return the mechanism that makes a run of a method private; None if there is none.
 
     A private run reveals nothing else that depends on a client's data (docs/trust.md): no losses,
     counts, reasons or times of clients' work. The mechanism's account uses only what the
@@ -254,24 +275,24 @@ def mechanism_of(method: Method) -> PrivateScalars | PrivateSign | None:
 
 
 def protection_of(method: Method) -> "Protection | None":
-    """Return the wrapper of a method's client and answers; None: there is none."""
+    """Return the wrapper of a method's client and answers; None if there is none."""
     settings, epsilon = settings_of(method), vote_epsilon(method)
     if epsilon is not None:
-        nowhere: Any = None  # the number of votes depends on the settings alone
+        nowhere: Any = None  # not needed, because the number of votes depends only on the settings
         votes = summand(method).words(DecodeContext(method, nowhere, "update"))
         return ProtectedVotes(method, PrivateSign(epsilon, votes))
     if settings is None:
         return None
     if settings.level == "client":
         return ProtectedClients(method, PrivateScalars(settings))
-    size: Any = method  # this method has batches: its clients make estimates
+    size: Any = method  # a method whose clients make estimates has batches
     return ProtectedExamples(
         method, PrivateScalars(settings, getattr(method, "steps", 1), size.batch)
     )
 
 
 def find_misfit(method: Method, rule: AggregationRule, per_round: int | None = None) -> str | None:
-    """Return the reason why a rule can't combine a method's answers; None: it can.
+    """Return the reason why a rule can't combine a method's answers; None if it can.
 
     Args:
         method: the method, private or not.
@@ -285,18 +306,19 @@ def find_misfit(method: Method, rule: AggregationRule, per_round: int | None = N
         return problem
     if settings is not None and settings.level == "client" and type(rule) is not Mean:
         return (
-            f'{rule_text} with privacy.level = "client": how far one client moves its result is '
-            'not known, so noise has no measure; take "mean", or privacy.level = "example"'
+            f'{rule_text} with privacy.level = "client": it is not known how far one client can '
+            'move its result, so the size of the noise can\'t be computed; use "mean", or '
+            'privacy.level = "example"'
         )
     if epsilon is not None and rule.compares:
         return (
-            f"{rule_text} does not fit {method.name}: epsilon = {epsilon:g}: the private draw is "
-            "made of the sum of all votes, each counting the same"
+            f"{rule_text} does not fit {method.name}: epsilon = {epsilon:g}: the private draw "
+            "uses the sum of all votes with equal weights"
         )
     shortage = None if per_round is None else rule.shortage(per_round)
     if shortage is not None:
         return (
-            f"{shortage} clients in a round (federation.per_round): take more of them, or fewer "
+            f"{shortage} clients in a round (federation.per_round): use more clients, or fewer "
             "liars"
         )
     return None
@@ -308,33 +330,35 @@ class Protection(ABC):
 
     method: Method
     mechanism: Any  # makes numbers private, and has the account
-    # whether each client must compute alone, even where clients could share passes
+    # whether each client must compute alone, even if clients could share passes
     alone: ClassVar[bool] = False
-    # whether it bounds each client's update, so that no client decides about another's
+    # whether each client's update is bounded, so that one client's update does not affect another's
     bounds: ClassVar[bool] = False
-    # whether an answer is private before it leaves its client, which then has an account
+    # whether an answer is already private when it leaves its client, which then has an account
     by_client: ClassVar[bool] = False
 
     @abstractmethod
     def train(self, state: State, plan: Any, client: Client) -> Payload:
         """Return a client's update, as `Method.train` does.
 
-        Raises NonFiniteError: only where sending nothing reveals nothing.
+        Raises NonFiniteError, but only if sending nothing reveals nothing.
         """
 
     def combine(self, state: State, answers: Answers, client_count: int) -> Answers:
-        """Return the answers that the method gets in place of a round's answers.
+        """Return the answers that the method gets instead of a round's answers.
 
         Args:
             state: the state before the step.
             answers: the clients' answers.
-            client_count: clients that were asked, whoever has answered.
+            client_count: number of clients that were asked, whether or not they answered.
         """
         return answers
 
 
 class ProtectedExamples(Protection):
-    """Each client bounds an example's effect on its losses, and adds noise to the sum it sends."""
+    """Each client bounds every example's effect on its losses, and adds noise to the sum that it
+    sends.
+    """
 
     alone = True
     by_client = True
@@ -346,8 +370,7 @@ class ProtectedExamples(Protection):
 class ProtectedClients(Protection):
     """Clients' updates are bounded, and the coordinator adds noise to their sum.
 
-    Where clients' vectors are along directions of their own there is no sum: each one gets noise of
-    its own.
+    If clients have their own directions there is no sum, and each vector gets its own noise.
     """
 
     bounds = True
@@ -355,7 +378,7 @@ class ProtectedClients(Protection):
     def train(self, state: State, plan: Any, client: Client) -> Payload:
         """Return the update, at most `clip` long.
 
-        Without a usable loss it is an update of zeros, because sending nothing would reveal that.
+        Without usable losses the update is zero, because sending nothing would reveal this.
         """
         context, kind = (
             DecodeContext(self.method, state, "update", client.round),
@@ -370,7 +393,7 @@ class ProtectedClients(Protection):
         return update.with_vector(context.unit * bounded_vector, context)
 
     def combine(self, state: State, answers: Answers, client_count: int) -> Answers:
-        """Return one answer that stands for all: the noisy mean of the bounded vectors."""
+        """Return one answer in place of all answers: the noisy mean of the bounded vectors."""
         context, kind = (
             DecodeContext(self.method, state, "update", answers.round),
             summand(self.method),
@@ -401,7 +424,7 @@ class ProtectedVotes(Protection):
         return self.method.train(state, plan, _Voting(client))
 
     def combine(self, state: State, answers: Answers, client_count: int) -> Answers:
-        """Return one vote that stands for all, drawn by the sum of equally weighted votes."""
+        """Return one vote in place of all votes, drawn from the sum of equally weighted votes."""
         if not answers:
             return answers
         context = DecodeContext(self.method, state, "update", answers.round)
@@ -415,7 +438,7 @@ def _replace_answers(answers: Answers, update: Payload) -> Answers:
 
 
 def summand(method: Method) -> type[Summand]:
-    """Return the type of a method's updates, which can be added up."""
+    """Return the type of a method's updates, which must be summable."""
     assert issubclass(method.update_type, Summand)
     return method.update_type
 
@@ -462,7 +485,7 @@ class _Measuring(_Wrapped):
         rho_j = [sum_i d_ij + noise] / (2 eps B)                each (d_i1, ..., d_in) at most
         `clip` long
 
-    B is the recipe's batch, however many examples were drawn, because it is public.
+    B is the recipe's batch, because that is public, and not the number of drawn examples.
     """
 
     def __init__(self, client: Client, mechanism: PrivateScalars) -> None:
@@ -470,7 +493,7 @@ class _Measuring(_Wrapped):
         self.mechanism = mechanism
 
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """Yield batches as `[privacy]` has them drawn; they may be smaller, or empty."""
+        """Yield batches drawn according to `[privacy]`; they may be smaller than usual or empty."""
         inner = self.inner
         order = derive(inner.seed, Domain.DATA_ORDER, inner.round, inner.number)
         return private_batches(inner.items, size, self.mechanism.settings, order)

@@ -1,30 +1,29 @@
 """Makes a few scalars private: they are bounded, added up in whole numbers, and get discrete
 Gaussian noise.
 
-    v_i   <- v_i min(1, C / |v_i|)                                one vector for each example, or
-    for each client
-    answer = (C / B) [ sum_i trunc(B v_i / C) + Y ],  Y_j discrete Gaussian with sigma = ceil(noise
-    B),  B = 2^24
+    v_i   <- v_i min(1, C / |v_i|)                      one vector for each example or client
+    answer = (C / B) [ sum_i trunc(B v_i / C) + Y ]     Y_j: discrete Gaussian, B = 2^24,
+                                                        sigma = ceil(noise B)
 
 DP-ZO (Tang et al., 2024) and DPZero (Zhang et al., 2024) clip an example's difference of losses and
 add noise to the sum. For several directions an example's differences are one vector, bounded before
 the vectors are added up, as in DP-AggZO. At client level the vectors are those that clients send.
 
-Everything that depends on data is a sum of whole numbers. What comes after (the division by B,
-single precision) is the same for all data, so that rounding reveals nothing. Truncation makes no
-vector longer, and |trunc(B v / C)| <= B exactly.
+Everything that depends on data is a sum of whole numbers. Later computations (the division by B,
+rounding to single precision) use only the noisy sum, so rounding reveals nothing. Truncation does
+not make vectors longer, so |trunc(B v / C)| <= B exactly.
 
-The account uses privacy loss distributions of the continuous Gaussian. The discrete one's delta
-differs from it by a share of about 1 / sigma^2, as a sum over whole numbers differs from an
-integral at the cut-off. Ten times that is taken off delta, which changes no digit that is shown
-with sigma = noise B.
+The account uses privacy loss distributions of the continuous Gaussian. The discrete Gaussian's
+delta differs from it by a share of about 1 / sigma^2, because a sum over whole numbers differs from
+an integral at the cut-off. Ten times this share is subtracted from delta. With sigma = noise B,
+this does not change any displayed digit.
 
-    no sampling   t releases of noise s are one of noise s / sqrt(t), whose epsilon is known in
-    closed form
+    no sampling   t releases with noise s equal one with noise s / sqrt(t), whose epsilon is known
+                  in closed form
     poisson       `dp-accounting`'s distribution of one release, composed with itself
-    hardly any    where the distance of neighbours' outcomes is at most delta, epsilon is 0
-    very many     of more than 2^20 sampled releases a bound by Renyi's divergences in its place:
-    about a tenth above it, and hundreds of times as much where sampling is rare and noise small
+    hardly any    if the distance of neighbours' outcomes is at most delta, epsilon is 0
+    very many     for more than 2^20 sampled releases, a bound by Renyi's divergences: about a tenth
+                  too high, and hundreds of times too high if sampling is rare and noise small
 """
 
 import os
@@ -40,16 +39,16 @@ from numpy.typing import NDArray
 from fedseed.privacy.draws import Bytes, discrete_gaussian
 from fedseed.privacy.settings import PrivacySettings
 
-LEVELS = 1 << 24  # B: whole numbers from 0 to a vector's bound
-MOST = 1 << 40  # the largest number of turns that a budget is searched for
-# releases that are composed at once: `dp-accounting` looks for the range of the sum among few
-# candidates, and of many more releases it takes far more than the sum needs
+LEVELS = 1 << 24  # B, the number of steps from 0 to a vector's bound
+MOST = 1 << 40  # the most turns that the search for a budget considers
+# how many releases are composed at once: `dp-accounting` searches for the range of the sum among
+# few candidates, and for many more releases it takes a far larger range than needed
 COMPOSED_AT_ONCE = 1 << 10
 TRUNCATED_MASS = 1e-15  # the share of outcomes that a composition may leave out, added to delta
 # the most sampled releases whose distributions are composed; with more, rounding errors and time
-# are not bounded
+# would grow without limit
 MOST_COMPOSED = 1 << 20
-# Renyi's divergences are worked out at these orders: the best one falls as epsilon grows
+# the orders at which Renyi's divergences are computed: the best order falls as epsilon grows
 RENYI_ORDERS = sorted({round(2 ** (power / 4)) for power in range(4, 65)})
 LARGEST_EXPONENT = 700.0  # beyond it e^x overflows
 
@@ -58,13 +57,13 @@ LARGEST_EXPONENT = 700.0  # beyond it e^x overflows
 class PrivateScalars:
     """The mechanism of a recipe's `[privacy]` for one method."""
 
-    settings: PrivacySettings  # the recipe's
-    releases: int = 1  # noisy vectors of a client's turn: local steps, or 1
-    batch: int = 1  # examples of an estimate, according to the method
+    settings: PrivacySettings  # the recipe's settings
+    releases: int = 1  # noisy vectors in a client's turn: its local steps, or 1
+    batch: int = 1  # number of examples in an estimate, according to the method
     levels: int = LEVELS  # B
     random: Bytes = os.urandom  # makes random bytes
 
-    # the account counts the turns of the client that had most
+    # the account counts the turns of the client with the most turns
     by_turns: ClassVar[bool] = True
 
     @property
@@ -78,8 +77,8 @@ class PrivateScalars:
         """Return the sum of bounded vectors, with noise.
 
         Args:
-            vectors: each of shape (length,); one that is not finite counts as zeros. There may be
-                none.
+            vectors: each of shape (length,). A vector that is not finite counts as zeros. There may
+                be none.
             length: entries of the sum.
         """
         total = discrete_gaussian(self.sigma, length, self.random)
@@ -95,18 +94,18 @@ class PrivateScalars:
         The divisor does not depend on how many have answered.
 
         Args:
-            vectors: those of the clients that have answered, equally long; at least one.
-            client_count: clients that were asked.
+            vectors: the vectors of the clients that answered, of equal length; at least one.
+            client_count: number of clients that were asked.
         """
         return self.noisy_sum(vectors, len(vectors[0])) / client_count
 
     @property
     def affordable(self) -> int | None:
-        """The most turns within the budget; None: there is no budget."""
+        """The most turns within the budget; None if there is no budget."""
         budget = self.settings.budget
         if budget is None:
             return None
-        low, high = 0, 1  # turns within the budget, and turns beyond it
+        low, high = 0, 1  # number of turns within the budget, and of turns beyond it
         while high < MOST and self.epsilon(high) <= budget:
             low, high = high, 2 * high
         while high - low > 1:
@@ -137,16 +136,16 @@ class PrivateScalars:
         return Releases(self.sigma / self.levels, rate, self.releases)
 
     def counted(self, rounds: int) -> dict[str, Any]:
-        """Return `spent`, for `status`."""
+        """Return `spent`, which is quick enough for `status`."""
         return self.spent(rounds)
 
     def spent(self, rounds: int) -> dict[str, Any]:
         """Return the privacy that the client with most turns has spent in `rounds` turns.
 
         Returns:
-            `level`, `adjacency` (neighbours differ by one more example, or by one that counts as
-            nothing), `turns`, `releases` (noisy vectors of one client), `noise`, `delta`,
-            `epsilon`; with a budget `budget`.
+            `level`, `adjacency` (whether neighbours differ by an additional example, or by an
+            example that counts as nothing), `turns`, `releases` (noisy vectors of one client),
+            `noise`, `delta`, `epsilon`, and `budget` if there is one.
         """
         settings = self.settings
         figures = {
@@ -166,11 +165,11 @@ def to_levels(vector: NDArray[np.floating[Any]], clip: float, levels: int) -> ND
 
     Args:
         vector: 1-D; a vector that is not finite becomes zeros.
-        clip: the length that `levels` stands for; longer vectors are shortened to it.
+        clip: the length that becomes `levels`; longer vectors are shortened to it.
         levels: at most 2^24.
 
     Returns:
-        Whole numbers whose squares add up to at most levels^2.
+        Whole numbers with a sum of squares of at most levels^2.
     """
     doubles = np.asarray(vector, dtype=np.float64)
     largest = float(np.abs(doubles).max(initial=0.0))
@@ -181,7 +180,7 @@ def to_levels(vector: NDArray[np.floating[Any]], clip: float, levels: int) -> ND
     share_of_clip = 1.0 if largest * norm > clip else largest * norm / clip
     factor = levels * share_of_clip / norm
     numbers = np.trunc(scaled * factor).astype(np.int64)
-    # the last bits of doubles may add a little
+    # rounding of doubles may make the vector slightly too long
     while int(np.square(numbers).sum()) > levels * levels:
         numbers -= np.sign(numbers)
     return numbers
@@ -197,7 +196,7 @@ class Releases:
     """Released noisy vectors of one kind.
 
     Args:
-        multiplier: the noise's deviation over the longest vector of one example.
+        multiplier: the noise's standard deviation, divided by the longest vector of one example.
         rate: the probability with which an example is in a batch; 1: it is in every batch.
         count: the number of vectors.
     """
@@ -211,8 +210,9 @@ def delta_left(delta: float, sigma: float) -> float:
     """Return the delta for the account with the continuous Gaussian.
 
     Args:
-        delta: of the settings.
-        sigma: the discrete noise's deviation, in whole numbers; of several kinds the smallest.
+        delta: the delta in the settings.
+        sigma: the standard deviation of the discrete noise, in whole numbers; the smallest one, if
+            there are several kinds.
     """
     return delta / (1 + 10 / sigma**2)
 
@@ -223,11 +223,11 @@ def composed_epsilon(kinds: tuple[Releases, ...], delta: float) -> float:
 
     Args:
         kinds: the released vectors, each kind once.
-        delta: the probability that epsilon leaves out, from 0 to 1.
+        delta: the probability with which epsilon may be exceeded, from 0 to 1.
 
     Returns:
-        Epsilon. For kinds with and without sampling together, neighbours differ by an example that
-        counts as nothing (under Poisson sampling that is the same as a missing one).
+        Epsilon. If there are kinds with and without sampling, neighbours differ by an example that
+        counts as nothing (under Poisson sampling this equals a missing example).
     """
     from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
@@ -250,12 +250,13 @@ def composed_epsilon(kinds: tuple[Releases, ...], delta: float) -> float:
         return high
     step = _step_of(kinds, high)
     if step > 0.5:
-        # epsilon is tens of thousands, where sampling makes no useful difference
+        # here epsilon is tens of thousands, and sampling makes no useful difference
         return high
     bound = min(high, _renyi_epsilon(kinds, delta))
     if sum(kind.count for kind in sampled) > MOST_COMPOSED:
         return bound
-    # below this step sums of losses overflow; it distinguishes all releases together to 1e-6
+    # with a smaller step, sums of losses overflow; this step is exact to 1e-6 over all releases
+    # together
     step = max(step, 1e-6 / sum(kind.count for kind in sampled))
     interval = 2.0 ** ceil(np.log2(step))
     parts = [
@@ -268,12 +269,13 @@ def composed_epsilon(kinds: tuple[Releases, ...], delta: float) -> float:
     composed = parts[0]
     for part in parts[1:]:
         composed = composed.compose(part)
-    # sampling never makes it worse, and the step of losses may make the distribution too coarse
+    # sampling never makes epsilon larger, but the step of losses may make the distribution too
+    # coarse
     return min(bound, float(composed.get_epsilon_for_delta(delta)))
 
 
 def _largest_distance(kinds: Sequence[Releases]) -> float:
-    """Return an upper bound of the distance in variation of neighbours' outcomes.
+    """Return an upper bound of the total variation distance of neighbours' outcomes.
 
     It is the least delta at which epsilon is 0. The smaller one of two bounds, which hold with and
     without sampling:
@@ -322,7 +324,7 @@ def renyi_divergence(multiplier: float, rate: float, order: int) -> float:
         + numbers * log(rate)
         + numbers[::-1] * log1p(-rate)
     )
-    # chances add up to 1: without them the sum is what exceeds 1, and nothing cancels
+    # chances add up to 1: leaving them out gives the excess over 1, without cancellation
     exponents = (numbers * (numbers - 1) / (2 * multiplier**2))[2:]
     log_terms = log_chances[2:] + exponents + np.log(-np.expm1(-exponents))
     return float(np.logaddexp(0.0, np.logaddexp.reduce(log_terms))) / (order - 1)
@@ -338,14 +340,14 @@ def compose_many(one: Any, count: int) -> Any:
     if count <= COMPOSED_AT_ONCE:
         return one.self_compose(count)
     groups, rest = divmod(count, COMPOSED_AT_ONCE)
-    # each group leaves out its own share of outcomes, and the shares add up
+    # each group omits its own share of outcomes, and the shares add up
     group = one.self_compose(COMPOSED_AT_ONCE, TRUNCATED_MASS / groups)
     composed = compose_many(group, groups)
     return composed.compose(one.self_compose(rest)) if rest else composed
 
 
 def _step_of(kinds: Sequence[Releases], highest: float) -> float:
-    """Return the step of losses that is fine enough for an epsilon of at most `highest`."""
+    """Return a step of losses that is fine enough for epsilons up to `highest`."""
     tops, variance = [], 0.0
     for kind in kinds:
         mean = 1 / kind.multiplier
@@ -375,14 +377,14 @@ def _one_release(multiplier: float, rate: float, step: float) -> Any:
 def noise_for(
     epsilon: float, turns: int, settings: PrivacySettings, releases: int = 1, batch: int = 1
 ) -> float:
-    """Return the least noise, to a thousandth of it, with which `turns` turns spend epsilon.
+    """Return the least noise, accurate to a thousandth, with which `turns` turns spend epsilon.
 
     Args:
-        epsilon: at the settings' delta.
-        turns: turns of the client that is asked in most rounds.
+        epsilon: the target, at the settings' delta.
+        turns: number of turns of the client that is asked in most rounds.
         settings: the recipe's `[privacy]`; its noise does not matter.
-        releases: noisy vectors of a turn.
-        batch: examples of an estimate.
+        releases: noisy vectors in a turn.
+        batch: number of examples in an estimate.
 
     Raises:
         ValueError: no possible noise is enough.
@@ -395,6 +397,6 @@ def noise_for(
         low, high = (low, middle) if is_within else (middle, high)
     if high > 0.999e5:
         raise ValueError(
-            f"epsilon = {epsilon:g} in {turns} turns takes more noise than 1e5 times clip"
+            f"epsilon = {epsilon:g} in {turns} turns needs more noise than 1e5 times clip"
         )
     return high

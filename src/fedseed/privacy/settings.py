@@ -13,22 +13,23 @@ class PrivacySettings(BaseModel, metaclass=Hinting):
     """Differential privacy of scalars (docs/privacy.md).
 
     Args:
-        level: the protected data. "example": each single example, from everybody, also from the
-            coordinator: each client bounds an example's effect on its losses, and adds noise before
-            it sends. "client": all data of a client, from everybody but the coordinator, which
-            bounds the clients' vectors and adds noise to their sum.
-        clip: C. "example": the longest vector of an example's differences of losses, one for each
-            direction of an estimate. "client": the longest vector that a client sends: of
-            projections rho, or of Ferret's coefficients.
-        noise: the noise's deviation over clip.
-        delta: the probability that epsilon leaves out.
+        level: the protected data. "example": each single example, protected from everybody
+            including the coordinator; each client bounds an example's effect on its losses, and
+            adds noise before it sends. "client": all data of a client, protected from everybody but
+            the coordinator, which bounds the clients' vectors and adds noise to their sum.
+        clip: C, the bound on a vector's length. "example": the vector of an example's loss
+            differences, one for each direction of an estimate. "client": the vector that a client
+            sends: its projections rho, or Ferret's coefficients.
+        noise: the noise's standard deviation, divided by clip.
+        delta: the probability with which epsilon may be exceeded.
         budget: the largest epsilon; the run ends before the round that would spend more. At
-            "example" level each client also keeps to it over all its runs on the same data. Not
-            set: the run has all its rounds, and a client answers as many times over all its runs.
-        sampling: "example" level only: how a batch is drawn. "poisson": each example by itself,
-            with probability batch / examples, by the client's own secret random numbers, which
-            makes epsilon smaller. "none": in an order that the recipe's seed decides and everybody
-            knows, so that epsilon is that of an example in every batch.
+            "example" level each client also keeps to this budget over all its runs on the same
+            data. Not set: the run has all its rounds, and a client gives at most that number of
+            answers over all its runs.
+        sampling: "example" level only: how a batch is drawn. "poisson": each example by itself with
+            probability batch / examples, with the client's own secret random numbers, which makes
+            epsilon smaller. "none": in an order that depends on the recipe's seed and is known to
+            everybody, so epsilon assumes that an example is in every batch.
         examples: the number of examples that sampling assumes; it is public.
     """
 
@@ -46,20 +47,21 @@ class PrivacySettings(BaseModel, metaclass=Hinting):
     def _sampling_is_known(self) -> "PrivacySettings":
         if self.level == "client" and (self.sampling != "none" or self.examples is not None):
             raise ValueError(
-                'level = "client" takes no sampling and no examples: who takes part is public, and '
-                "each round in which a client does counts in full"
+                'level = "client" does not use sampling or examples: it is public which clients '
+                "take part, so each round of a client counts in full"
             )
         if self.sampling == "poisson" and self.examples is None:
             raise ValueError(
-                'sampling = "poisson" needs examples, the public number of examples of a client '
-                "that epsilon is reckoned with"
+                'sampling = "poisson" needs examples, the public number of a client\'s examples '
+                "that epsilon is computed with"
             )
         if self.sampling == "none" and self.examples is not None:
             raise ValueError(
-                'examples needs sampling = "poisson": without it epsilon does not use them'
+                'examples needs sampling = "poisson": without it epsilon does not depend on them'
             )
         return self
 
 
-# the reason that a client of a private run gives for sending nothing: another would reveal data
+# the only reason that a client of a private run gives for sending nothing, because other reasons
+# would reveal data
 WITHHELD = "nothing to send"

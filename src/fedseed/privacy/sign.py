@@ -3,10 +3,10 @@
     P(f = +1) = e^{eps q+ / 4} / (e^{eps q+ / 4} + e^{eps q- / 4})    FeedSign Eq. 21
               = sigma(eps S / 2),  S = sum_k vote_k, as q+ - q- = 2 S
 
-The draw comes from the operating system, because anybody can regenerate the shared stream. It is
-exact, in whole numbers: in floating point P would be 0 or 1 from eps S / 2 = 37 or 745 on, and no
-epsilon allows an outcome of probability 0. One client's vote moves S by at most 2, so P by a factor
-of at most e^eps: that is what the account counts.
+Random bits come from the operating system, because anybody can regenerate the shared stream. The
+draw is exact, in whole numbers: in floating point, P would be 0 or 1 from eps S / 2 = 37 or 745 on,
+but no epsilon allows an outcome of probability 0. One client's vote changes S by at most 2, so P by
+a factor of at most e^eps, which is what the account counts.
 """
 
 import os
@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from fedseed.privacy.draws import Bytes, happens, random_below
 
 DELTA = 1e-5
-# grid points from 0 to epsilon in the account: its result is at most thousandths too high
+# number of grid points from 0 to epsilon in the account, whose result is at most thousandths too
+# high
 STEPS = 20
 
 
@@ -40,7 +41,7 @@ class PrivateSign:
     affordable: ClassVar[None] = None  # there is no budget of rounds
 
     def draw(self, sums: Sequence[int] | NDArray[Any]) -> list[int]:
-        """Return +1 or -1 for each sum S of votes, exactly with the odds of Eq. 21.
+        """Return +1 or -1 for each sum S of votes, with exactly the probabilities of Eq. 21.
 
         A fair coin is drawn; its unlikely outcome is kept with probability e^-(eps |S| / 2).
         """
@@ -60,7 +61,7 @@ class PrivateSign:
         return float(-np.logaddexp(0.0, -0.5 * self.epsilon * sums * signs).sum())
 
     def counted(self, rounds: int) -> dict[str, float]:
-        """Return the quick part of `spent`, for `status`."""
+        """Return the part of `spent` that is quick to compute, for `status`."""
         votes = rounds * self.votes
         return {
             "epsilon_per_vote": self.epsilon,
@@ -88,16 +89,17 @@ class PrivateSign:
 def _composed(epsilon: float, votes: int) -> float:
     """Return epsilon at delta of some votes, by their privacy loss distribution.
 
-    Infinite: it can't be computed.
+    Infinite if it can't be computed.
 
-    A vote moves S by 2, so the odds' logarithm t by epsilon, whatever t is: that bounds more than
-    (epsilon, 0)-privacy does (Dong, Durfee, Rogers, "Optimal Differential Privacy Composition for
-    Exponential Mechanisms", ICML 2020). The distribution's delta(e) is the largest of sigma(t +
-    epsilon) - e^e sigma(t) over all t, so it holds for votes that depend on those before.
+    A vote changes S by 2, and so the logarithm t of the odds by epsilon, for any t. This is a
+    stronger bound than (epsilon, 0)-privacy (Dong, Durfee, Rogers, "Optimal Differential Privacy
+    Composition for Exponential Mechanisms", ICML 2020). The distribution's delta(e) is the largest
+    of sigma(t + epsilon) - e^e sigma(t) over all t, so it also holds for votes that depend on
+    earlier ones.
     """
     from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
-    # beyond these doubles cancel or overflow, and only plain composition is left
+    # beyond this, doubles cancel or overflow, and only plain composition is possible
     if not 1e-6 < epsilon < 300:
         return inf
     places = np.arange(-STEPS, STEPS + 1)

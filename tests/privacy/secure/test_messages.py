@@ -45,7 +45,7 @@ def test_lists_of_clients():
     ) == ((), b"")
     most = list(range(MOST_CLIENTS))
     assert wire.read_numbers(wire.numbers(most)) == (tuple(most), b"")
-    cut = "a list of clients that is cut short, or too long"
+    cut = "a list of clients that is cut off or too long"
     for wrong in (
         b"",
         bytes(3),
@@ -73,7 +73,7 @@ def test_pieces_are_equally_long():
         (b"abcdef", 3, 3),
         (b"abcdef", 2, 2),
     ):
-        with pytest.raises(MessageError, match=f"{len(data)} bytes where {count} pieces"):
+        with pytest.raises(MessageError, match=f"{len(data)} bytes, but expected {count} pieces"):
             wire.pieces(data, count, size)
 
 
@@ -82,10 +82,10 @@ def test_terms():
     assert TERMS.encode() == b"\1" + SETUP + body
     assert wire.Terms.decode(SETUP, body) == TERMS
     for wrong, text in (
-        (body[:9], "terms that are cut short"),
-        (body[:10], "a list of clients that is cut short"),
-        (body[:-1], "a list of clients that is cut short"),
-        (body + b"\0", "something behind them"),
+        (body[:9], "cut-off terms"),
+        (body[:10], "a list of clients that is cut off"),
+        (body[:-1], "a list of clients that is cut off"),
+        (body + b"\0", "additional data after them"),
     ):
         with pytest.raises(MessageError, match=text):
             wire.Terms.decode(SETUP, wrong)
@@ -118,7 +118,7 @@ def test_bundles(rounds):
         keys,
         bundle(1, rounds + 1).encode(),
     ):
-        with pytest.raises(MessageError, match="bytes where"):
+        with pytest.raises(MessageError, match="bytes, but expected"):
             wire.Bundle.decode(wrong, rounds)
 
 
@@ -129,7 +129,7 @@ def test_everybodys_bundles():
     assert ask == b"\2" + SETUP + body and wire.read_bundles(body, 2) == all_of
     assert wire.digest_of(all_of) == sha256(b"\2" + body).digest()
     for wrong in (body[:-1], body + b"\0", wire.numbers([0, 3]) + body[16:]):
-        with pytest.raises(MessageError, match="bytes where"):
+        with pytest.raises(MessageError, match="bytes, but expected"):
             wire.read_bundles(wrong, 2)
 
 

@@ -2,7 +2,7 @@
 
 Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth: "Practical Secure
 Aggregation for Privacy-Preserving Machine Learning", CCS 2017. docs/secure-sums.md explains which
-attacks this prevents, and which not.
+attacks this prevents and which it does not.
 
     y_u = x_u + PRG(b_u) + sum_{v > u} PRG(s_uv) - sum_{v < u} PRG(s_uv)
                                                           in whole numbers modulo 2^bits
@@ -11,7 +11,7 @@ attacks this prevents, and which not.
     keys        agreement, encryption, masks    messages  asks and answers, as bytes
     client      one client's side               summing   the coordinator's side
 
-Nothing here depends on the content of rounds, on transports or on methods.
+This package does not depend on the content of rounds, on transports or on methods.
 """
 
 from fedseed.errors import MessageError
@@ -26,4 +26,4 @@ class LostError(Exception):
 
 
 class OpenedBeforeError(MessageError):
-    """A client has opened this round or a later one; two sums would reveal their difference."""
+    """A client has already opened this or a later round; two sums would reveal their difference."""

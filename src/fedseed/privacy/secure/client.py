@@ -1,11 +1,12 @@
 """One client's side of secure sums: it keeps its secrets in memory, and limits what it reveals.
 
-Whatever a coordinator asks, a client
-    masks one vector, and no second one, with the keys of a round's attempt;
-    reveals for each member of that attempt a share of one of its two secrets, never of both;
-    reveals none before `threshold` survivors have signed the list of survivors that it has signed;
-    opens a round once, whatever the attempt, and none below one that it has opened, because two
-    sums reveal their difference;
+A client follows these rules, no matter what a coordinator asks for. It
+
+    masks only one vector with the keys of a round's attempt;
+    reveals for each member of that attempt a share of one of the member's two secrets, never both;
+    reveals no share before `threshold` survivors have signed the same list of survivors as itself;
+    opens a round only once, in any attempt, and never an earlier round than one that it has opened,
+    because two sums reveal their difference;
     opens only the newest attempt for which it has masked its vector.
 """
 
@@ -43,27 +44,29 @@ from fedseed.privacy.secure.messages import (
 from fedseed.privacy.secure.settings import FEWEST, MOST_ROUNDS
 from fedseed.privacy.secure.shamir import SECRET_BYTES
 
-MOST_SETUPS = 4  # remembered setups
+MOST_SETUPS = 4  # the most setups that are remembered
 
 
 @dataclass
 class _Setup:
     """A client's state of a setup."""
 
-    terms: Terms  # of the ask for keys
+    terms: Terms  # terms of the ask for keys
     sealing: X25519PrivateKey  # the key that its holders' shares are encrypted for
-    masks: list[bytes]  # for each round, the seed (16 bytes) of its key pair
-    selves: list[bytes]  # for each round, the seed of its own mask
-    bundles: dict[int, Bundle] = field(default_factory=dict)  # everybody's public keys
-    agreed: bytes = b""  # their digest
+    masks: list[bytes]  # for each round, the 16-byte seed of the key pair
+    selves: list[bytes]  # for each round, the seed of the client's own mask
+    bundles: dict[int, Bundle] = field(default_factory=dict)  # public keys of all clients
+    agreed: bytes = b""  # digest of the public keys
     # by holder: a part of this client's secrets, and the key that seals it
     dealt_parts: dict[int, tuple[X25519PrivateKey, HeldPart]] = field(default_factory=dict)
-    members: tuple[int, ...] = ()  # clients to mask against; empty until all shares have come
+    # clients with which masks are shared; empty until all shares have come
+    members: tuple[int, ...] = ()
     # the shares of both secrets of each member, for each round
     shares: dict[int, list[bytes]] = field(default_factory=dict)
     # for each round, the vector and its masked form
     masked: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
-    # for each round, the survivors that it has signed, and the SHA-256 of the ask with them
+    # for each round, the survivors that this client has signed, and the SHA-256 of the ask that
+    # listed them
     signed: dict[int, tuple[tuple[int, ...], bytes]] = field(default_factory=dict)
     # asks and answers: a repeated ask gets the same answer
     answers: dict[tuple[int, ...], tuple[bytes, bytes]] = field(default_factory=dict)
@@ -79,19 +82,19 @@ class SecureClient:
     """A client of secure sums."""
 
     number: int
-    threshold: int  # clients without which it opens nothing
+    threshold: int  # least number of clients for opening a sum
     form: FixedPoint  # the encoding of words
-    # signs; a new key proves only that messages have one author
+    # key for signatures; a new key only proves that messages have the same author
     identity: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
     # the others' public keys; None: any that the coordinator names
     known: Mapping[int, bytes] | None = None
-    # a file for the newest round that it has opened; None: not stored
+    # file for the newest round that this client has opened; None: not stored
     place: Path | None = None
     _setups: dict[bytes, _Setup] = field(default_factory=dict)  # the newest last
     _latest: tuple[int, int] = (0, 0)  # the newest round and attempt with a masked vector
 
     def __post_init__(self) -> None:
-        self.opened = 0  # the newest round
+        self.opened = 0  # the newest opened round
         if self.place is not None:
             try:
                 self.place.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +107,7 @@ class SecureClient:
     def answer(self, ask: bytes) -> bytes:
         """Return the answer to an ask; a repeated ask gets the same answer.
 
-        Raises MessageError: there is no answer; the text has the reason.
+        Raises MessageError if it can't answer; the message has the reason.
         """
         phase, name, body = unframe(ask)
         if phase is Phase.KEYS:
@@ -113,14 +116,14 @@ class SecureClient:
         elif name not in self._setups:
             raise MessageError("a setup that this client has no keys for")
         setup = self._setups[name]
-        # rounds share a setup, and some phases come once in each attempt
+        # rounds share a setup, and some phases occur once in each attempt
         place: tuple[int, ...] = (phase,)
         if phase in (Phase.CONFIRM, Phase.OPEN):
             place = (phase, *read_round(body)[:2])
         if place in setup.answers:
             earlier_ask, answer = setup.answers[place]
             if earlier_ask != ask:
-                raise MessageError(f"{phase.name.lower()} were asked for otherwise before")
+                raise MessageError(f"a different ask for {phase.name.lower()} came before")
             return answer
         handlers = {
             Phase.KEYS: self._keys,
@@ -137,7 +140,7 @@ class SecureClient:
             agreed += sha256(setup.answers[(Phase.DELIVER,)][0]).digest()
         payload = signing_payload(agreed, self.number, sha256(ask).digest(), content)
         answer = content + self.identity.sign(payload)
-        # these two show that others have lied, and may be asked any number of times
+        # these two phases prove that others have lied, and may be asked for any number of times
         if phase not in (Phase.REVEAL, Phase.DISOWN):
             setup.answers[place] = ask, answer
         return answer
@@ -176,7 +179,7 @@ class SecureClient:
     def _find_setup(self, round: int, attempt: int) -> tuple[_Setup, int]:
         """Return the newest setup with keys for an attempt of a round, and the keys' position.
 
-        Raises MessageError: there is none.
+        Raises MessageError if there is none.
         """
         for setup in reversed(self._setups.values()):
             position = setup.terms.place(round, attempt)
@@ -190,8 +193,8 @@ class SecureClient:
         client_count = len(terms.clients)
         if self.number not in terms.clients or not 1 <= terms.count <= MOST_ROUNDS:
             raise MessageError(
-                f"terms of a setup for {terms.count} rounds, of which client {self.number} is no "
-                "part"
+                f"terms of a setup for {terms.count} rounds that does not include client "
+                f"{self.number}"
             )
         if (
             terms.threshold < self.threshold
@@ -199,9 +202,8 @@ class SecureClient:
             or client_count < FEWEST
         ):
             raise MessageError(
-                f"a threshold of {terms.threshold} of {client_count} clients: at least "
-                f"{self.threshold}, "
-                f"a majority, and {FEWEST} clients are needed"
+                f"a threshold of {terms.threshold} of {client_count} clients, but it must be at "
+                f"least {self.threshold} and a majority, of at least {FEWEST} clients"
             )
         masks = [token_bytes(SECRET_BYTES) for _ in range(terms.count)]
         selves = [token_bytes(SECRET_BYTES) for _ in range(terms.count)]
@@ -219,19 +221,22 @@ class SecureClient:
         return bundle.encode()
 
     def _shares(self, setup: _Setup, body: bytes) -> bytes:
-        """Cut both secrets of every round into shares, a part for each client."""
+        """Divide both secrets of every round into shares, one part for each client."""
         bundles, terms = read_bundles(body, setup.terms.count), setup.terms
         own_keys = signed_parts(setup.answers[(Phase.KEYS,)][1])[1:]
         if self.number not in bundles or bundles[self.number].encode() != b"".join(own_keys):
-            raise MessageError("another key in this client's name")
+            raise MessageError("a different key with this client's name")
         if len(bundles) < max(terms.threshold, FEWEST) or not bundles.keys() <= set(terms.clients):
             raise MessageError(
-                f"keys of {len(bundles)} clients, or of others: {terms.threshold} are needed"
+                f"keys of {len(bundles)} clients, but at least {terms.threshold} are needed, "
+                "and only of the setup's clients"
             )
         ask_hash = sha256(terms.encode()).digest()
         for client, bundle in bundles.items():
             if self.known is not None and self.known.get(client) != bundle.identity:
-                raise MessageError(f"client {client} signs with another key than is known")
+                raise MessageError(
+                    f"client {client} signs with a key that differs from the known one"
+                )
             unsigned = replace(bundle, signature=b"").encode()
             content = signing_payload(
                 b"", client, ask_hash, frame(Phase.KEYS, terms.setup, unsigned)
@@ -249,11 +254,11 @@ class SecureClient:
         """Take everybody's shares; accuse the dealers whose shares can't be read."""
         members, rest = read_numbers(body)
         if not setup.dealt_parts:
-            raise MessageError("shares came before this client was asked for its own")
+            raise MessageError("shares of others came before this client was asked for its own")
         if self.number not in members or not set(members) <= setup.bundles.keys():
-            raise MessageError("members that have sent no keys, or without this client")
+            raise MessageError("the members include clients without keys, or lack this client")
         if len(members) < max(setup.terms.threshold, FEWEST):
-            raise MessageError(f"{len(members)} members: {setup.terms.threshold} are needed")
+            raise MessageError(f"{len(members)} members, but {setup.terms.threshold} are needed")
         accused = {}
         for member, data in zip(
             members, pieces(rest, len(members), part_bytes(setup.terms.count)), strict=True
@@ -269,7 +274,9 @@ class SecureClient:
         return numbers(list(accused)) + b"".join(accused.values())
 
     def _reveal(self, setup: _Setup, body: bytes) -> bytes:
-        """Return the key of a part that its holder can't read; if it can, the holder has lied."""
+        """Return the key of a part that its holder can't read. If others can read it, the holder
+        has lied.
+        """
         accusers, rest = read_numbers(body)
         accuser = accusers[0] if accusers else self.number
         ask_hash = rest[:HASH_BYTES]
@@ -277,25 +284,27 @@ class SecureClient:
         accused_dealers, hashes = read_numbers(accusing)
         is_receipt = unframe(content)[:2] == (Phase.DELIVER, setup.terms.setup)
         if accuser not in setup.dealt_parts or not is_receipt:
-            raise MessageError(f"client {accuser} has accused nobody")
+            raise MessageError(f"client {accuser} has accused no dealer")
         key, part = setup.dealt_parts[accuser]
         own_part = self.number, sha256(part.encode()).digest()
         accused = own_part in zip(
             accused_dealers, pieces(hashes, len(accused_dealers)), strict=True
         )
         if not accused or not setup.signed_by(accuser, signature, ask_hash, content):
-            raise MessageError(f"client {accuser} has not accused this client of what it has dealt")
+            raise MessageError(f"client {accuser} has not accused this client")
         return key.private_bytes_raw()
 
     def _confirm(self, setup: _Setup, body: bytes) -> bytes:
-        """Sign the list of survivors, whose vectors are in the sum: one list for each attempt."""
+        """Sign the list of survivors, whose vectors are in the sum. There is one list for each
+        attempt.
+        """
         round, attempt, rest = read_round(body)
         members, rest = read_numbers(rest)
         survivors, rest = read_numbers(rest)
         position = setup.terms.place(round, attempt)
         if rest or position is None or position not in setup.masked:
             raise MessageError(
-                f"round {round}, attempt {attempt}: this client has sent nothing there"
+                f"round {round}, attempt {attempt}: this client has sent nothing for it"
             )
         if (
             self.number not in survivors
@@ -307,7 +316,9 @@ class SecureClient:
             )
         minimum = max(setup.terms.threshold, FEWEST)
         if len(survivors) < minimum:
-            raise MessageError(f"round {round}: {len(survivors)} survivors: {minimum} are needed")
+            raise MessageError(
+                f"round {round}: {len(survivors)} survivors, but {minimum} are needed"
+            )
         self._may_open(round, attempt)
         setup.signed[position] = (
             survivors,
@@ -318,17 +329,18 @@ class SecureClient:
     def _refuse_opened(self, round: int) -> None:
         """Refuse a round that is not newer than the newest opened one.
 
-        Raises OpenedBeforeError.
+        Raises OpenedBeforeError if it is not.
         """
         if round <= self.opened:
             raise OpenedBeforeError(
-                f"round {round} or a later one was opened before: two sums tell their difference"
+                f"round {round} or a later one was opened before, and two sums would reveal "
+                "their difference"
             )
 
     def _may_open(self, round: int, attempt: int) -> None:
         """Refuse rounds that were opened before, and attempts that a later one has replaced.
 
-        Raises MessageError.
+        Raises MessageError if one of these applies.
         """
         self._refuse_opened(round)
         if (round, attempt) != self._latest:
@@ -337,12 +349,14 @@ class SecureClient:
             )
 
     def _open(self, setup: _Setup, body: bytes) -> bytes:
-        """Reveal shares: of survivors those of their own masks, of others those of their keys."""
+        """Reveal shares: for survivors those of their own masks, for other members those of their
+        keys.
+        """
         round, attempt, rest = read_round(body)
         signers, rest = read_numbers(rest)
         position = setup.terms.place(round, attempt)
         if position is None or position not in setup.signed:
-            raise MessageError(f"round {round}: this client has signed nobody's list of survivors")
+            raise MessageError(f"round {round}: this client has not signed a list of survivors")
         self._may_open(round, attempt)
         survivors, ask_hash = setup.signed[position]
         content = frame(Phase.CONFIRM, setup.terms.setup)
@@ -355,23 +369,25 @@ class SecureClient:
         ]
         if len(signed) < setup.terms.threshold:
             raise MessageError(
-                f"round {round}: {len(signed)} have signed these survivors: "
+                f"round {round}: only {len(signed)} have signed these survivors, but "
                 f"{setup.terms.threshold} must"
             )
         if self.place is not None:
-            write_whole(self.place, b"%d" % round)  # before any share is revealed
+            write_whole(self.place, b"%d" % round)  # written before any share is revealed
         self.opened = round
         return b"".join(
             setup.shares[member][2 * position + (member in survivors)] for member in setup.members
         )
 
     def _disown(self, setup: _Setup, body: bytes) -> bytes:
-        """Reveal the key of the mask shared with a dealer of wrong shares; nobody else uses it."""
+        """Reveal the key of the mask that this client shares with a dealer of wrong shares. No
+        other mask uses it.
+        """
         round, attempt, rest = read_round(body)
         position, fault = setup.terms.place(round, attempt), Fault.decode(rest)
         dealer = setup.bundles.get(fault.dealer)
         if position is None or dealer is None:
-            raise MessageError(f"round {round}: client {fault.dealer} has dealt nothing for it")
+            raise MessageError(f"round {round}: client {fault.dealer} has dealt no shares for it")
         content, parts, signature = signed_parts(fault.answer)
         ask_hash = sha256(share_ask(setup.terms.setup, setup.bundles)).digest()
         if (
@@ -385,7 +401,7 @@ class SecureClient:
             )
         ):
             raise MessageError(
-                f"round {round}: nothing shows that client {fault.dealer} has dealt wrongly"
+                f"round {round}: there is no proof that client {fault.dealer} has dealt wrongly"
             )
         return keys.pair_key(
             keys.private(setup.masks[position]), dealer.masks[position], setup.terms.setup, position

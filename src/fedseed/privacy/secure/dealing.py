@@ -1,7 +1,7 @@
 """Deals a client's secrets so that lies about a share can be proven afterwards.
 
-A dealer signs once what it has dealt, with a hash of each share. Each part is sealed with a key of
-its own, so the dealer can reveal one part, and no other, to everybody.
+A dealer signs once what it has dealt, with a hash of each share. Each part is sealed with its own
+key, so the dealer can reveal a single part to everybody.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ from fedseed.privacy.secure import keys
 from fedseed.privacy.secure.messages import Bundle, numbers, pieces, read_numbers
 from fedseed.privacy.secure.shamir import SHARE_BYTES, join, read_share, split
 
-# bytes of a share's hash: enough that its holder can't find another share with the same hash, and
-# that nobody can guess the share
+# bytes of a share's hash: enough that a holder can't find another share with the same hash, and
+# that the share can't be guessed from it
 PROOF_BYTES = 16
 
 
@@ -48,7 +48,7 @@ class HeldPart:
     def shares(
         self, private_key: X25519PrivateKey, public_key: bytes, part_id: bytes
     ) -> list[bytes]:
-        """Return the shares, by one side's private key and the other side's public key.
+        """Return the shares, decrypted with one side's private key and the other side's public key.
 
         Raises:
             MessageError: they can't be decrypted, are not shares, or have other hashes.
@@ -59,7 +59,7 @@ class HeldPart:
             SHARE_BYTES,
         )
         if tuple(map(hash_share, shares)) != self.hashes:
-            raise MessageError("other shares than were hashed")
+            raise MessageError("these are not the shares that were hashed")
         for share in shares:
             read_share(share)
         return shares
@@ -71,7 +71,7 @@ def part_bytes(count: int) -> int:
 
 
 def name_part(setup: bytes, dealer: int, holder: int) -> bytes:
-    """Return the name of a part, which its encryption is bound to."""
+    """Return the name of a part, to which its encryption is bound."""
     return b"shares" + setup + numbers([dealer]) + numbers([holder])
 
 
@@ -89,7 +89,7 @@ def deal(
 ) -> dict[int, tuple[X25519PrivateKey, HeldPart]]:
     """Return a part of a dealer's secrets for each holder, and the key that seals it.
 
-    Raises MessageError.
+    Raises MessageError if a holder's public key is unusable.
     """
     holder_numbers = [holder + 1 for holder in bundles]
     shares_by_secret = [split(secret, holder_numbers, threshold) for secret in secrets]
@@ -105,7 +105,7 @@ def deal(
 
 
 def read_parts(body: bytes, holders: Sequence[int], count: int) -> dict[int, HeldPart]:
-    """Return a dealer's parts, by holder. Raises MessageError."""
+    """Return a dealer's parts, by holder. Raises MessageError if they are invalid."""
     parts = pieces(body, len(holders), part_bytes(count))
     return {
         holder: HeldPart.decode(data, count) for holder, data in zip(holders, parts, strict=True)
@@ -113,7 +113,7 @@ def read_parts(body: bytes, holders: Sequence[int], count: int) -> dict[int, Hel
 
 
 def fits(bundle: Bundle, position: int, is_self_mask: bool, secret: bytes | None) -> bool:
-    """Return whether a secret fits the hash, or the public key, that its client has sent."""
+    """Return whether a secret fits the hash or the public key that its client has sent."""
     if secret is None:
         return False
     if is_self_mask:
@@ -126,9 +126,9 @@ class Fault:
     """Proof that a dealer has dealt wrongly: its signed shares do not fit its public keys."""
 
     dealer: int
-    own: bool  # whether the shares are of its own mask's seed, not of its key's
-    shares: Mapping[int, bytes]  # as many as are needed, by holder
-    answer: bytes  # the dealer's signed answer with them
+    own: bool  # whether the shares are of the seed of its own mask, not of its key
+    shares: Mapping[int, bytes]  # the needed number of shares, by holder
+    answer: bytes  # the dealer's signed answer with these shares
 
     def encode(self) -> bytes:
         """Return the fault as bytes."""
@@ -137,11 +137,11 @@ class Fault:
 
     @classmethod
     def decode(cls, data: bytes) -> "Fault":
-        """Return the inverse of `encode`. Raises MessageError."""
+        """Return the inverse of `encode`. Raises MessageError if it is invalid."""
         dealers, rest = read_numbers(data)
         holders, rest = read_numbers(rest)
         if len(dealers) != 1:
-            raise MessageError("not the fault of one dealer")
+            raise MessageError("not a proof against one dealer")
         stop = 1 + len(holders) * SHARE_BYTES
         shares = dict(zip(holders, pieces(rest[1:stop], len(holders), SHARE_BYTES), strict=True))
         return cls(dealers[0], rest[:1] == b"\1", shares, rest[stop:])
@@ -155,7 +155,7 @@ class Fault:
             parts: the dealer's parts, by holder.
             bundle: its public keys.
             position: a round's position in the setup.
-            threshold: how many shares give a secret.
+            threshold: number of shares that recover a secret.
         """
         shares = self.shares.items()
         if len(shares) != threshold or not self.shares.keys() <= parts.keys():

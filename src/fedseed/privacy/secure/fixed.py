@@ -16,8 +16,8 @@ Words = NDArray[np.unsignedinteger[Any]]
 class FixedPoint:
     """The encoding of numbers."""
 
-    bits: int  # of a word: 32 or 64
-    fraction: int  # bits behind the point; 0: whole numbers
+    bits: int  # bits of a word: 32 or 64
+    fraction: int  # bits after the binary point; 0: whole numbers
     clients: int  # the most summands of a sum without an overflow
 
     @property
@@ -30,7 +30,7 @@ class FixedPoint:
 
         Args:
             values: finite numbers, 1-D.
-            weight: their factor.
+            weight: factor of the values.
         """
         with np.errstate(over="ignore"):  # overflows are limited like all values that are too large
             scaled = np.rint(np.asarray(values, dtype=np.float64) * (weight * 2.0**self.fraction))

@@ -1,7 +1,8 @@
 """The cryptography of secure sums: X25519 and HKDF agree on keys, AES-GCM encrypts shares, AES-CTR
 makes masks.
 
-Everything comes from `cryptography`. Each key has one use, which is part of HKDF's info.
+All primitives come from the package `cryptography`. Each key has one use, which is part of HKDF's
+info.
 """
 
 from hashlib import sha256
@@ -19,7 +20,7 @@ from fedseed.errors import MessageError
 from fedseed.privacy.secure.fixed import FixedPoint, Words
 
 KEY_BYTES = 32
-TAG_BYTES = 16  # added by encryption
+TAG_BYTES = 16  # bytes added by encryption
 SIGNATURE_BYTES = 64
 _NONCE = bytes(12)  # each key encrypts one message
 
@@ -32,7 +33,7 @@ def derive(secret: bytes, use: bytes) -> bytes:
 
 
 def private(seed: bytes) -> X25519PrivateKey:
-    """Return the key pair of a seed of 16 bytes; the recovered seed gives the key."""
+    """Return the key pair of a 16-byte seed, so that a recovered seed gives the key."""
     return X25519PrivateKey.from_private_bytes(derive(seed, b"mask key"))
 
 
@@ -42,15 +43,17 @@ def public(key: X25519PrivateKey | Ed25519PrivateKey) -> bytes:
 
 
 def commit(seed: bytes) -> bytes:
-    """Return a hash to check a recovered seed of a self mask.
+    """Return a hash with which a recovered seed of a self mask can be checked.
 
-    The seed's 128 bits can't be guessed before.
+    The seed has 128 bits, so it can't be guessed from the hash.
     """
     return sha256(b"fedseed secure sums: self mask" + seed).digest()
 
 
 def check_public(data: bytes) -> None:
-    """Raise MessageError for a public key of small order, whose secrets everybody knows."""
+    """Raise MessageError for a public key of small order, with which shared secrets are known to
+    everybody.
+    """
     agree(X25519PrivateKey.generate(), data, b"")
 
 
@@ -58,9 +61,9 @@ def agree(private_key: X25519PrivateKey, public_key: bytes, use: bytes) -> bytes
     """Return the key that two sides agree on, for one use.
 
     Args:
-        private_key: this side's.
-        public_key: the other side's.
-        use: the use; both sides give the same.
+        private_key: this side's key.
+        public_key: the other side's key.
+        use: the key's use, the same on both sides.
 
     Raises:
         MessageError: the public key can't be used.
@@ -68,7 +71,7 @@ def agree(private_key: X25519PrivateKey, public_key: bytes, use: bytes) -> bytes
     try:
         return derive(private_key.exchange(X25519PublicKey.from_public_bytes(public_key)), use)
     except ValueError as error:
-        raise MessageError("a public key that no secret key has") from error
+        raise MessageError("an unusable public key") from error
 
 
 def seal(key: bytes, text: bytes, context: bytes) -> bytes:
@@ -87,11 +90,11 @@ def unseal(key: bytes, data: bytes, context: bytes) -> bytes:
     try:
         return AESGCM(key).decrypt(_NONCE, data, context)
     except InvalidTag as error:
-        raise MessageError("it is not encrypted with the key that was agreed on") from error
+        raise MessageError("it is not encrypted with the agreed key") from error
 
 
 def mask(key: bytes, count: int, form: FixedPoint) -> Words:
-    """Return `count` words that only the key distinguishes from random ones.
+    """Return `count` words that look random to everybody without the key.
 
     They come from AES-256 in counter mode, from 0.
     """
@@ -109,7 +112,7 @@ def pair_key(
 ) -> bytes:
     """Return the key of the mask that two clients share in a round, by its position in a setup.
 
-    Raises MessageError.
+    Raises MessageError if a public key is unusable.
     """
     return agree(private_key, public_key, b"pair mask" + setup + position.to_bytes(2, "little"))
 
@@ -120,9 +123,9 @@ def pair_mask(key: bytes, client: int, other_client: int, count: int, form: Fixe
     It is +PRG(s_uv) for the client with the lower number, and -PRG(s_uv) for the other.
 
     Args:
-        key: the pair's (`pair_key`).
+        key: the pair's key (`pair_key`).
         client: the client's number.
-        other_client: the other's number.
+        other_client: the other client's number.
         count: the number of words.
         form: the encoding of words.
     """
@@ -131,7 +134,7 @@ def pair_mask(key: bytes, client: int, other_client: int, count: int, form: Fixe
 
 
 def signature_fits(key: bytes, signature: bytes, text: bytes) -> bool:
-    """Return whether a signature is this key's for this text."""
+    """Return whether this is the key's signature for this text."""
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, text)
     except (InvalidSignature, ValueError):

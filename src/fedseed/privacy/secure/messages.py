@@ -56,14 +56,16 @@ def frame(phase: Phase, setup: bytes, body: bytes = b"") -> bytes:
 
 
 def unframe(data: bytes) -> tuple[Phase, bytes, bytes]:
-    """Return phase, setup and body. Raises MessageError."""
+    """Return phase, setup and body. Raises MessageError if the bytes are invalid."""
     if len(data) < 1 + SETUP_BYTES or data[0] not in Phase.__members__.values():
         raise MessageError("not a message of secure sums")
     return Phase(data[0]), data[1 : 1 + SETUP_BYTES], data[1 + SETUP_BYTES :]
 
 
 def signed_parts(answer: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return an answer without signature, its body, and its signature. Raises MessageError."""
+    """Return an answer without signature, its body, and its signature. Raises MessageError if it is
+    invalid.
+    """
     content, signature = answer[:-SIGNATURE_BYTES], answer[-SIGNATURE_BYTES:]
     return content, unframe(content)[2], signature
 
@@ -72,12 +74,13 @@ def signing_payload(agreed: bytes, client: int, ask_hash: bytes, content: bytes)
     """Return the bytes that a client signs.
 
     Args:
-        agreed: the digest of everybody's keys; empty while they are not known; followed by the hash
-            of the delivered shares where shares are revealed. A signature of an earlier setup can't
-            have it. So keys from another run, whose secrets may be known by now, are not accepted.
-        client: its number.
+        agreed: the digest of all clients' keys (empty while they are not known), followed by the
+            hash of the delivered shares when shares are revealed. A signature from an earlier setup
+            has a different digest, so keys from another run, whose secrets may be known by now, are
+            not accepted.
+        client: the client's number.
         ask_hash: the SHA-256 of the ask.
-        content: its answer without the signature.
+        content: the answer without the signature.
     """
     return (
         b"fedseed secure sums: answer"
@@ -94,11 +97,13 @@ def numbers(clients: Sequence[int]) -> bytes:
 
 
 def read_numbers(data: bytes) -> tuple[tuple[int, ...], bytes]:
-    """Decode a list of ascending numbers; return it, and the data behind. Raises MessageError."""
+    """Decode a list of ascending numbers; return it and the remaining data. Raises MessageError if
+    it is invalid.
+    """
     count = _COUNT.unpack_from(data)[0] if len(data) >= _COUNT.size else MOST_CLIENTS + 1
     stop = _COUNT.size * (1 + count)
     if count > MOST_CLIENTS or len(data) < stop:
-        raise MessageError("a list of clients that is cut short, or too long")
+        raise MessageError("a list of clients that is cut off or too long")
     clients = struct.unpack_from(f"<{count}I", data, _COUNT.size)
     if list(clients) != sorted(set(clients)):
         raise MessageError("a list of clients that is not in order")
@@ -106,16 +111,16 @@ def read_numbers(data: bytes) -> tuple[tuple[int, ...], bytes]:
 
 
 def pieces(data: bytes, count: int, size: int | None = None) -> list[bytes]:
-    """Cut data into pieces of equal length. Raises MessageError.
+    """Divide data into pieces of equal length. Raises MessageError if the length does not fit.
 
     Args:
         data: all pieces.
         count: the number of pieces.
-        size: bytes of each; None: as the data's length gives.
+        size: bytes of each piece; None: computed from the data's length.
     """
     size = len(data) // max(1, count) if size is None else size
     if len(data) != count * size:
-        raise MessageError(f"{len(data)} bytes where {count} pieces of {size} were expected")
+        raise MessageError(f"{len(data)} bytes, but expected {count} pieces of {size}")
     return [data[index * size : (index + 1) * size] for index in range(count)]
 
 
@@ -125,9 +130,9 @@ class Terms:
 
     setup: bytes  # the setup's name
     round: int  # the first round
-    attempt: int  # of that round
-    count: int  # rounds
-    threshold: int  # clients that open a sum together
+    attempt: int  # attempt of the first round
+    count: int  # number of rounds
+    threshold: int  # number of clients needed to open a sum
     clients: tuple[int, ...]  # clients that are asked
 
     def encode(self) -> bytes:
@@ -137,17 +142,17 @@ class Terms:
 
     @classmethod
     def decode(cls, setup: bytes, body: bytes) -> "Terms":
-        """Return the inverse of `encode`. Raises MessageError."""
+        """Return the inverse of `encode`. Raises MessageError if it is invalid."""
         if len(body) < _TERMS.size:
-            raise MessageError("terms that are cut short")
+            raise MessageError("cut-off terms")
         clients, rest = read_numbers(body[_TERMS.size :])
         if rest:
-            raise MessageError("terms with something behind them")
+            raise MessageError("terms with additional data after them")
         number, attempt, count, threshold = _TERMS.unpack_from(body)
         return cls(setup, number, attempt, count, threshold, clients)
 
     def place(self, round: int, attempt: int) -> int | None:
-        """Return the position of the keys for this attempt of a round; None: there are none."""
+        """Return the position of the keys for this attempt of a round; None if there are none."""
         position = round - self.round
         fits = attempt == self.attempt if position == 0 else attempt == 0
         return position if fits and 0 <= position < self.count else None
@@ -160,8 +165,8 @@ class Bundle:
     identity: bytes  # the key for signatures
     sealing: bytes  # the key that shares for it are encrypted for
     masks: tuple[bytes, ...]  # for each round, the key that agrees on masks
-    commitments: tuple[bytes, ...]  # for each round, that of its own mask
-    signature: bytes = b""  # of the answer that they came in
+    commitments: tuple[bytes, ...]  # for each round, the commitment to its own mask
+    signature: bytes = b""  # signature of the answer with these keys
 
     def encode(self) -> bytes:
         """Return the bundle as bytes."""
@@ -171,7 +176,9 @@ class Bundle:
 
     @classmethod
     def decode(cls, data: bytes, count: int) -> "Bundle":
-        """Return the inverse of `encode`, for `count` rounds. Raises MessageError."""
+        """Return the inverse of `encode`, for `count` rounds. Raises MessageError if it is
+        invalid.
+        """
         keys = pieces(data[:-SIGNATURE_BYTES], 2 + 2 * count, KEY_BYTES)
         return cls(
             keys[0],
@@ -183,7 +190,7 @@ class Bundle:
 
 
 def share_ask(setup: bytes, bundles: Mapping[int, Bundle]) -> bytes:
-    """Return the ask that hands out everybody's public keys."""
+    """Return the ask that distributes everybody's public keys."""
     parts = b"".join(bundle.encode() for bundle in bundles.values())
     return frame(Phase.SHARES, setup, numbers(list(bundles)) + parts)
 
@@ -194,7 +201,7 @@ def digest_of(bundles: Mapping[int, Bundle]) -> bytes:
 
 
 def read_bundles(body: bytes, count: int) -> dict[int, Bundle]:
-    """Return the keys in an ask of `share_ask`. Raises MessageError."""
+    """Return the keys in an ask of `share_ask`. Raises MessageError if they are invalid."""
     clients, rest = read_numbers(body)
     return {
         client: Bundle.decode(data, count)
@@ -208,8 +215,8 @@ def round_ask(phase: Phase, setup: bytes, round: int, attempt: int, body: bytes)
 
 
 def read_round(body: bytes) -> tuple[int, int, bytes]:
-    """Return round, attempt, and the data behind. Raises MessageError."""
+    """Return round, attempt, and the remaining data. Raises MessageError if it is too short."""
     if len(body) < _ROUND.size:
-        raise MessageError("a message of secure sums that is cut short")
+        raise MessageError("a cut-off message of secure sums")
     number, attempt = _ROUND.unpack_from(body)
     return number, attempt, body[_ROUND.size :]

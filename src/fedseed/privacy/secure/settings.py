@@ -13,8 +13,8 @@ from fedseed.methods.base import add_remedy
 from fedseed.privacy import settings_of
 from fedseed.privacy.secure.fixed import FixedPoint
 
-FEWEST = 3  # clients: in a sum of two, each knows the other's part
-MOST_ROUNDS = 1024  # for which keys are agreed on at once
+FEWEST = 3  # least number of clients: in a sum of two, each knows the other's part
+MOST_ROUNDS = 1024  # the most rounds for which keys are agreed on at once
 MOST_CLIENTS = 4096
 _DER = bytes.fromhex("302a300506032b6570032100")  # the beginning of a public Ed25519 key (RFC 8410)
 _KEY_BYTES = 32
@@ -26,15 +26,15 @@ def identity_text(key: bytes) -> str:
 
 
 def identity_of(text: str) -> bytes:
-    """Return the inverse of `identity_text`. Raises ValueError."""
+    """Return the inverse of `identity_text`. Raises ValueError if it is not such a key."""
     try:
         data = b64decode(text, validate=True)
     except ValueError:
         data = b""
     if not data.startswith(_DER) or len(data) != len(_DER) + _KEY_BYTES:
         raise ValueError(
-            f"{text[:80]!r} is no public Ed25519 key: the middle line of the .pub file of `fedseed "
-            "orbit keygen`"
+            f"{text[:80]!r} is not a public Ed25519 key: give the middle line of the .pub file "
+            "that `fedseed orbit keygen` writes"
         )
     return data[len(_DER) :]
 
@@ -43,20 +43,21 @@ class SecureSums(BaseModel, metaclass=Hinting):
     """The coordinator learns only the sum of a round's answers (docs/secure-sums.md).
 
     Args:
-        threshold: clients that are needed to open a sum: more than half of a round's. With fewer
-            nothing is opened, and the round is begun again. Where c clients may cooperate with the
-            coordinator, take more than (clients of a round + c) / 2, and at least c + 2. A sum has
-            3 or more clients, whatever the threshold.
+        threshold: number of clients needed to open a sum, more than half of a round's. With fewer,
+            no sum is opened, and the round begins again. If c clients may cooperate with the
+            coordinator, set it higher than (clients of a round + c) / 2, and to at least c + 2. A
+            sum always has at least 3 clients.
         fraction_bits: numbers are rounded to multiples of 2^-fraction_bits before they are added
             up.
-        most_clients: the largest number of clients in a round that 64-bit numbers have room for: a
-            client's numbers, weight included, are limited to 2^(63 - fraction_bits) / most_clients.
-        ahead: the number of rounds for which keys are agreed on at once, if the same clients take
-            part in them.
+        most_clients: the largest number of clients in a round, for which 64-bit sums reserve room:
+            a client's numbers, including its weight, are limited to 2^(63 - fraction_bits) /
+            most_clients.
+        ahead: number of rounds for which keys are agreed on at once, if the same clients take part
+            in them.
         identities: over a network, each client's public key, by name: the line of base64 in the
-            .pub file that `fedseed orbit keygen` writes. A client accepts no other key for another
-            client; `join --identity` names the file of its own private key. Empty: clients trust
-            the coordinator for the others' keys.
+            .pub file that `fedseed orbit keygen` writes. Clients accept only these keys from each
+            other; `join --identity` gives the file of a client's own private key. Empty: clients
+            trust the coordinator for the others' keys.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -78,7 +79,7 @@ class SecureSums(BaseModel, metaclass=Hinting):
                 raise ValueError(f"{name}: {error}") from error
             if owner != name:
                 raise ValueError(
-                    f"{name}: the key of {owner}, too; each client needs one of its own"
+                    f"{name}: this is also the key of {owner}; each client needs its own key"
                 )
         return identities
 
@@ -88,7 +89,7 @@ class SecureSums(BaseModel, metaclass=Hinting):
         return max(self.threshold, FEWEST)
 
     def public_keys(self, numbers: Mapping[str, int]) -> dict[int, bytes] | None:
-        """Return the clients' public keys by number; None: the recipe has none.
+        """Return the clients' public keys by number; None if the recipe has none.
 
         Args:
             numbers: the numbers of all clients, by name.
@@ -102,45 +103,46 @@ class SecureSums(BaseModel, metaclass=Hinting):
         }
 
     def missing_key(self, names: Iterable[str]) -> str | None:
-        """Describe a client without a key in a recipe with others' keys; None: there is none."""
+        """Describe a client whose key is missing in a recipe with keys; None if no key is
+        missing.
+        """
         missing = [name for name in names if name not in self.identities] if self.identities else []
         if not missing:
             return None
         return (
-            f"secure_sums.identities: {missing[0]} has no key there; name one for each client, "
-            "or for none"
+            f"secure_sums.identities: {missing[0]} has no key; give a key for each client, or for "
+            "none"
         )
 
     def form(self, counted: bool) -> FixedPoint:
         """Return the encoding of numbers.
 
         Args:
-            counted: whether they are whole numbers without weights, such as votes.
+            counted: whether the numbers are whole and have no weights, such as votes.
         """
         bits, fraction = (32, 0) if counted else (64, self.fraction_bits)
         return FixedPoint(bits, fraction, self.most_clients)
 
     def problem(self, per_round: int) -> str | None:
-        """Return the reason why a round can't have `per_round` clients; None: it can."""
+        """Return the reason why a round can't have `per_round` clients; None if it can."""
         round_text = f"a round has {per_round} clients (federation.per_round)"
         if per_round < FEWEST:
             return (
-                f"secure_sums: {round_text}, and of a sum of fewer than {FEWEST} each client knows "
-                "the others' part"
+                f"secure_sums: {round_text}, but in a sum of fewer than {FEWEST} each client "
+                "knows the others' part"
             )
         if self.threshold > per_round:
             return f"secure_sums.threshold = {self.threshold}: {round_text}"
         if 2 * self.threshold <= per_round:
             minimum = per_round // 2 + 1
             return (
-                f"secure_sums.threshold = {self.threshold}: {round_text}; take more than half of "
-                f"them, {minimum} or more: two groups could open different sums of one round "
-                "otherwise"
+                f"secure_sums.threshold = {self.threshold}: {round_text}; set at least {minimum}, "
+                "more than half of them; otherwise two groups could open different sums of a round"
             )
         if per_round > self.most_clients:
             return (
-                f"secure_sums.most_clients = {self.most_clients}: {round_text}; take {per_round} "
-                "or more"
+                f"secure_sums.most_clients = {self.most_clients}: {round_text}; set at least "
+                f"{per_round}"
             )
         return None
 
@@ -148,24 +150,25 @@ class SecureSums(BaseModel, metaclass=Hinting):
 def secure_problem(
     settings: SecureSums, method: Method, rule: AggregationRule, per_round: int | None
 ) -> str | None:
-    """Return the reason why secure sums are not possible; None: they are.
+    """Return the reason why secure sums are not possible; None if they are.
 
     Args:
-        settings: the recipe's.
+        settings: the recipe's settings.
         method: the method.
         rule: the rule that combines clients' vectors.
-        per_round: clients in a round; None: not known yet.
+        per_round: number of clients in a round; None: not known yet.
     """
     if not getattr(rule, "linear", isinstance(rule, Mean)):
         return (
-            f'secure_sums: aggregation.name = "{rule.name}" looks at single answers, and nobody '
-            "sees any; leave one of them out"
+            f'secure_sums: aggregation.name = "{rule.name}" needs single answers, but no party '
+            "sees them; leave out one of the two"
         )
     privacy = settings_of(method)
     if privacy is not None and privacy.level == "client":
         return (
             'secure_sums: privacy.level = "client": the coordinator would have to bound each '
-            'answer, and reads none; take privacy.level = "example", or leave one of them out'
+            'answer, but can\'t read single answers; set privacy.level = "example", or leave out '
+            "one of the two"
         )
     reason = method.needs_each
     if reason is not None:

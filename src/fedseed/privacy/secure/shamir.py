@@ -1,9 +1,9 @@
-"""Shamir's shares of a secret: any `threshold` of them give it back, fewer reveal nothing.
+"""Shamir's secret sharing: any `threshold` shares recover the secret, and fewer reveal nothing.
 
 Shamir: "How to Share a Secret", 1979. Share x is f(x), f a polynomial of degree threshold - 1 with
-f(0) = the secret and coefficients from the operating system, modulo the prime 2^130 - 5. Python's
-whole numbers do not take constant time: shares are made and joined where nobody can measure single
-operations.
+f(0) = the secret and coefficients from the operating system, modulo the prime 2^130 - 5. Operations
+on Python's whole numbers do not take constant time, so shares must be made and joined where nobody
+can measure single operations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ def split(secret: bytes, holders: Sequence[int], threshold: int) -> list[bytes]:
     Args:
         secret: 16 bytes.
         holders: different numbers from 1 on, one for each share.
-        threshold: how many shares give the secret back.
+        threshold: number of shares that recover the secret.
 
     Returns:
         A share of 17 bytes for each holder.
@@ -34,8 +34,8 @@ def split(secret: bytes, holders: Sequence[int], threshold: int) -> list[bytes]:
         or not 1 <= threshold <= len(holders)
     ):
         raise ValueError(
-            f"{len(holders)} shares, {threshold} of which give {len(secret)} bytes back: that "
-            "can't be"
+            f"{len(holders)} shares with a threshold of {threshold} for {len(secret)} bytes are "
+            "not possible"
         )
     falling = [*(randbelow(PRIME) for _ in range(threshold - 1)), int.from_bytes(secret, "little")]
     shares = []
@@ -48,10 +48,10 @@ def split(secret: bytes, holders: Sequence[int], threshold: int) -> list[bytes]:
 
 
 def read_share(data: bytes) -> int:
-    """Return a share's number. Raises MessageError: it is not a share."""
+    """Return a share's number. Raises MessageError if it is not a share."""
     value = int.from_bytes(data, "little")
     if len(data) != SHARE_BYTES or value >= PRIME:
-        raise MessageError("a share that is no number below 2^130 - 5")
+        raise MessageError("a share that is not a number below 2^130 - 5")
     return value
 
 
@@ -69,14 +69,14 @@ def factors(holders: Sequence[int]) -> list[int]:
 
 
 def join(shares: Mapping[int, int], weights: Sequence[int] | None = None) -> bytes | None:
-    """Return the secret.
+    """Recover a secret from its shares.
 
     Args:
-        shares: exactly as many as are needed, by holder.
-        weights: the holders' `factors`, where many secrets have the same holders.
+        shares: exactly the needed number of shares, by holder.
+        weights: the holders' `factors`, which can be reused if many secrets have the same holders.
 
     Returns:
-        16 bytes; None: the shares are of no secret.
+        The secret of 16 bytes; None if the shares do not give a secret.
     """
     if weights is None:
         weights = factors(list(shares))

@@ -2,8 +2,9 @@
 liars.
 
 Conversations are generators: they yield asks by client, and are sent the answers. So the caller
-carries the bytes, and decides how long to wait. Clients are barred only for what they have signed:
-`replay_proof` repeats a conversation with the recorded answers, so anybody can check it.
+transports the bytes, and decides how long to wait. Clients are barred only because of messages that
+they have signed: `replay_proof` repeats a conversation with the recorded answers, so that anybody
+can check it.
 """
 
 import json
@@ -50,11 +51,12 @@ from fedseed.privacy.secure.messages import (
 )
 from fedseed.privacy.secure.settings import FEWEST
 
-OPENING_TRIES = 4  # asks for shares, because no other attempt of the round will be opened
-MOST_ASKED = 700_000  # bytes of a message to or from a client: a usual server takes a little more
+OPENING_TRIES = 4  # how often shares are asked for; there is no other attempt at opening the round
+# the most bytes of a message to or from a client; a server's usual limit is a little higher
+MOST_ASKED = 700_000
 T = TypeVar("T")
 Heard = Mapping[int, bytes]  # answers to one ask, by client
-# yields asks by client, is sent the answers that came
+# a generator that yields asks by client and is sent their answers
 Asking = Generator[dict[int, bytes], Heard, T]
 
 
@@ -65,7 +67,7 @@ class Setup:
     terms: Terms
     bundles: Mapping[int, Bundle] = field(default_factory=dict)  # public keys by client
     agreed: bytes = b""  # the digest of the keys
-    # sealed shares by dealer and holder; the dealers are the members
+    # sealed shares by dealer and holder; the dealers become the members
     parts: Mapping[int, Mapping[int, HeldPart]] = field(default_factory=dict)
     # the hash of the shares delivered to each member
     delivered: Mapping[int, bytes] = field(default_factory=dict)
@@ -81,10 +83,10 @@ class Setup:
 class Proof:
     """The reason why a client is barred, and the answers that prove it."""
 
-    reason: str  # for people
-    terms: Terms  # of the setup
+    reason: str  # the reason, as text for people
+    terms: Terms  # terms of the setup
     heard: tuple[Heard, ...]  # answers to one ask after another
-    # round, attempt and survivors, where a sum was being opened
+    # round, attempt and survivors, if a sum was being opened
     opening: tuple[int, int, tuple[int, ...]] | None = None
 
 
@@ -92,23 +94,23 @@ class Proof:
 class Summing:
     """A coordinator of secure sums."""
 
-    threshold: int  # clients that open a sum together
+    threshold: int  # number of clients needed to open a sum
     form: FixedPoint  # the encoding of words
-    ahead: int = 1  # rounds for which keys are agreed on at once
-    # the clients' public keys, by number; None: those that they send
+    ahead: int = 1  # number of rounds for which keys are agreed on at once
+    # the clients' public keys, by number; None: the keys that clients send
     known: Mapping[int, bytes] | None = None
     setup: Setup | None = None
-    # clients that have broken the rules, and are not asked any more
+    # clients that have broken the rules, which are no longer asked
     barred: dict[int, Proof] = field(default_factory=dict)
-    # clients whose answers were rejected, and why, until cleared
+    # clients whose answers were rejected, with the reasons, until cleared
     doubted: dict[int, str] = field(default_factory=dict)
 
     def prepare(self, round: int, attempt: int, clients: Sequence[int]) -> Asking[Setup]:
-        """Agree on keys for a round and those after it, unless the same clients have some.
+        """Agree on keys for a round and later ones, unless the same clients already have keys.
 
         Args:
             round: the round.
-            attempt: how often it was begun before.
+            attempt: how often the round began before.
             clients: participants, in ascending order.
 
         Returns:
@@ -135,18 +137,18 @@ class Summing:
     def open(
         self, round: int, attempt: int, vectors: Mapping[int, Words]
     ) -> Asking[tuple[Words, tuple[int, ...]]]:
-        """Return the sum of the vectors without masks, and the clients in it.
+        """Return the unmasked sum of the vectors, and the clients in it.
 
         Clients that have dealt wrongly are left out.
 
         Args:
             round: the round.
-            attempt: how often it was begun before.
+            attempt: how often the round began before.
             vectors: masked words of the survivors, by client.
 
         Raises:
-            TooFewError: too few are left, and no share was asked for.
-            LostError: shares were asked for, and the sum can't be recovered.
+            TooFewError: too few clients are left, before any share was asked for.
+            LostError: shares were asked for, but the sum can't be recovered.
         """
         assert self.setup is not None
         return (yield from _Opening(self, self.setup, round, attempt, vectors).total())
@@ -161,7 +163,7 @@ class Summing:
         needed = max(self.threshold, minimum)
         if len(clients) < needed:
             raise TooFewError(
-                f"{len(clients)} clients {achievement}: {needed} are needed, nothing is opened"
+                f"{len(clients)} clients {achievement}, but {needed} are needed: no sum is opened"
             )
 
 
@@ -175,7 +177,7 @@ class _Talk:
         self.opening: tuple[int, int, tuple[int, ...]] | None = None
 
     def bar(self, client: int, reason: str) -> None:
-        """Bar a client that has broken the rules, as the answers prove."""
+        """Bar a client that has broken the rules, with the answers as proof."""
         self.summing.barred.setdefault(
             client, Proof(reason, self.keys.terms, tuple(self.heard), self.opening)
         )
@@ -185,7 +187,7 @@ class _Talk:
     ) -> Asking[dict[int, T]]:
         """Ask clients; return their parsed answers.
 
-        A client that has signed an impossible answer is barred; one that is not signed is ignored.
+        A client that has signed an impossible answer is barred. An unsigned answer is ignored.
         """
         replies = yield dict(asks)
         self.heard.append(
@@ -207,17 +209,17 @@ class _Talk:
     def _signed(self, client: int, ask: bytes, answer: bytes) -> bytes:
         """Return the body of a client's answer.
 
-        Raises MessageError: it is not signed, or answers another ask.
+        Raises MessageError if it is not signed, or answers another ask.
         """
         content, body, signature = signed_parts(answer)
         phase, name, _ = unframe(ask)
         if unframe(content)[:2] != (phase, name):
-            raise MessageError("it answers another ask than this one")
+            raise MessageError("it answers a different ask")
         agreed, public_keys = self.keys.agreed, self.summing.known
         if phase is Phase.KEYS:
             identity = body[: keys.KEY_BYTES]
             if public_keys is not None and public_keys.get(client, b"") != identity:
-                raise MessageError("it signs with another key than is known")
+                raise MessageError("it signs with a key that differs from the known one")
         else:
             identity = self.keys.bundles[client].identity
         if phase is Phase.OPEN:
@@ -232,7 +234,7 @@ class _Agreeing(_Talk):
     """The conversation that agrees on keys."""
 
     def setup(self) -> Asking[Setup]:
-        """Agree on keys. Raises TooFewError."""
+        """Agree on keys. Raises TooFewError if too few clients answer."""
         summing, terms = self.summing, self.keys.terms
         summing.setup = None
         self.keys.bundles = yield from self.ask(
@@ -255,7 +257,8 @@ class _Agreeing(_Talk):
         if len(summing.barred) > barred_before or any(accused.values()):
             left_out = sorted({*list(summing.barred)[barred_before:], *summing.doubted})
             raise TooFewError(
-                f"clients {left_out} are left out: somebody's shares can't be read, or it says so"
+                f"clients {left_out} are left out, because some shares can't be read or are "
+                "said to be unreadable"
             )
         self.keys.heard, summing.setup = self.heard, self.keys
         return summing.setup
@@ -280,7 +283,7 @@ class _Agreeing(_Talk):
         if not set(accused) <= self.keys.parts.keys() - {client} or pieces(
             hashes, len(accused), HASH_BYTES
         ) != [sha256(self.keys.parts[dealer][client].encode()).digest() for dealer in accused]:
-            raise MessageError("it accuses others of what they have not sent")
+            raise MessageError("it accuses others of shares that they have not sent")
         return accused
 
     def _judge(self, accused: Mapping[int, Sequence[int]]) -> Asking[None]:
@@ -299,13 +302,13 @@ class _Agreeing(_Talk):
         def parse(dealer: int, body: bytes) -> X25519PrivateKey:
             key = X25519PrivateKey.from_private_bytes(pieces(body, 1, keys.KEY_BYTES)[0])
             if keys.public(key) != self.keys.parts[dealer][pairs[dealer]].key:
-                raise MessageError("it shows another key than its shares were sealed with")
+                raise MessageError("it shows a key that its shares were not sealed with")
             return key
 
         opened = yield from self.ask(asks, parse)
         for dealer in asks.keys() - opened.keys() - self.summing.barred.keys():
             self.summing.doubted[dealer] = (
-                "others say that they can't read its shares, and it does not show them"
+                "others can't read its shares, and it does not reveal them"
             )
         for dealer, key in opened.items():
             accuser = pairs[dealer]
@@ -316,7 +319,8 @@ class _Agreeing(_Talk):
                 )
                 self.bar(
                     accuser,
-                    f"it says that it can't read the shares of client {dealer}, which can be read",
+                    f"it claims that the shares of client {dealer} are unreadable, but they "
+                    "are readable",
                 )
             except MessageError as error:
                 self.bar(
@@ -339,7 +343,7 @@ class _Opening(_Talk):
         self.position = position
 
     def total(self) -> Asking[tuple[Words, tuple[int, ...]]]:
-        """Return the sum, and the clients in it. Raises TooFewError, LostError."""
+        """Return the sum, and the clients in it. Raises the errors of `Summing.open`."""
         summing, members = self.summing, self.keys.members
         summing.check_enough(self.survivors, "have sent their vectors", FEWEST)
         ask = self._ask(Phase.CONFIRM, numbers(members) + numbers(self.survivors))
@@ -348,21 +352,19 @@ class _Opening(_Talk):
         )
         summing.check_enough(signers, "have signed who is in the sum")
         if self.survivors != members:
-            summing.setup = None  # clients that come back may have lost their keys
+            summing.setup = None  # because returning clients may have lost their keys
         signatures = [self.heard[-1][client][-keys.SIGNATURE_BYTES :] for client in signers]
         ask = self._ask(Phase.OPEN, numbers(list(signers)) + b"".join(signatures))
         try:
             shares = yield from self._insist(
                 dict.fromkeys(self.survivors, ask), self._read_shares, summing.threshold
             )
-            summing.check_enough(shares, "have said their shares")
+            summing.check_enough(shares, "have revealed their shares")
             secrets, faults = self._secrets(dict(list(shares.items())[: summing.threshold]))
             contributors = tuple(client for client in self.survivors if client not in faults)
             pairs = {}
             if faults:
-                summing.check_enough(
-                    contributors, "are left that have dealt as they should", FEWEST
-                )
+                summing.check_enough(contributors, "are left that have dealt correctly", FEWEST)
             for dealer, fault in faults.items():
                 ask = self._ask(Phase.DISOWN, fault.encode())
                 pairs[dealer] = yield from self._insist(
@@ -372,12 +374,12 @@ class _Opening(_Talk):
                 )
                 if len(pairs[dealer]) < len(contributors):
                     raise TooFewError(
-                        f"not everybody has said its part of the masks of client {dealer}"
+                        f"not all clients have revealed their part of the masks of client {dealer}"
                     )
         except TooFewError as error:
             summing.setup = None
             raise LostError(
-                f"{error}; shares were asked for, so no other attempt of the round is opened"
+                f"{error}; shares were asked for, so no other attempt at this round will be opened"
             ) from error
         return self._unmasked(contributors, secrets, pairs), contributors
 
@@ -387,7 +389,7 @@ class _Opening(_Talk):
     def _insist(
         self, asks: Mapping[int, bytes], parse: Callable[[int, bytes], T], minimum: int
     ) -> Asking[dict[int, T]]:
-        """Ask up to OPENING_TRIES times: a repeated ask gets the same answer."""
+        """Ask up to OPENING_TRIES times; a repeated ask gets the same answer."""
         results: dict[int, T] = {}
         for _ in range(OPENING_TRIES):
             results |= yield from self.ask(
@@ -403,13 +405,15 @@ class _Opening(_Talk):
         for (dealer, parts), share in zip(self.keys.parts.items(), shares, strict=True):
             position = 2 * self.position + (dealer in self.survivors)
             if parts[client].hashes[position] != hash_share(share):
-                raise MessageError(f"another share of client {dealer}'s secret than it was dealt")
+                raise MessageError(
+                    f"it reveals a different share of client {dealer}'s secret than it was dealt"
+                )
         return shares
 
     def _secrets(
         self, shares_by_holder: Mapping[int, Sequence[bytes]]
     ) -> tuple[dict[int, bytes], dict[int, Fault]]:
-        """Recover one seed of each member, or its fault.
+        """Recover one seed of each member, or the proof of its fault.
 
         For a survivor it is the seed of its own mask, for another member the seed of its key.
         """
@@ -424,7 +428,7 @@ class _Opening(_Talk):
             secret = shamir.join(values, weights)
             bundle = self.keys.bundles[member]
             if secret is None or not fits(bundle, self.position, is_survivor, secret):
-                self.bar(member, "the shares that it dealt do not fit the keys that it had sent")
+                self.bar(member, "the shares that it dealt do not fit the keys that it sent")
                 faults[member] = Fault(member, is_survivor, shares, self.heard[1][member])
             else:
                 secrets[member] = secret
@@ -436,7 +440,9 @@ class _Opening(_Talk):
         secrets: Mapping[int, bytes],
         pairs: Mapping[int, Mapping[int, bytes]],
     ) -> Words:
-        """Remove what did not cancel: own masks, and masks for clients outside the sum."""
+        """Remove the masks that did not cancel: clients' own masks, and masks for clients outside
+        the sum.
+        """
         form, setup = self.summing.form, self.keys.terms.setup
         total: Words = np.sum(
             [self.vectors[client] for client in contributors], axis=0, dtype=form.dtype
@@ -461,11 +467,11 @@ class _Opening(_Talk):
 def replay_proof(proof: Proof, known: Mapping[int, bytes] | None = None) -> frozenset[int]:
     """Return the clients that a proof bars.
 
-    Anybody can check it, and a client that keeps to the rules is never barred.
+    Anybody can check a proof, and a client that follows the rules is never barred.
 
     Args:
         proof: the recorded answers.
-        known: the clients' public keys, by number; None: those that they send.
+        known: the clients' public keys, by number; None: the keys that they sent.
     """
     form = FixedPoint(64, 0, 1)
     summing = Summing(proof.terms.threshold, form, proof.terms.count, known)
@@ -487,7 +493,9 @@ def replay_proof(proof: Proof, known: Mapping[int, bytes] | None = None) -> froz
 
 
 def save_proof(folder: Path, client: int, proof: Proof) -> None:
-    """Write the proof against a client into the file of its number. Raises StorageError."""
+    """Write the proof against a client into a file named by its number. Raises StorageError if it
+    can't be written.
+    """
     transcript = []
     for answers in proof.heard:
         transcript.append(
@@ -509,7 +517,7 @@ def load_proofs(
 
     Args:
         folder: the folder of `save_proof`; it need not exist.
-        known: the clients' public keys, by number; None: those that they send.
+        known: the clients' public keys, by number; None: the keys that they sent.
 
     Returns:
         The proofs by client, and the files that prove nothing.
@@ -529,7 +537,7 @@ def load_proofs(
                 str(table["reason"]), Terms.decode(setup, terms), tuple(transcript), opening
             )
             if int(path.stem) not in replay_proof(proof, known):
-                raise ValueError("it shows nothing")
+                raise ValueError("it proves nothing")
             proofs[int(path.stem)] = proof
         except (MessageError, ValueError, TypeError, KeyError, AttributeError):
             invalid_files.append(path)
