@@ -53,7 +53,7 @@ def test_huge_pairs_are_refused_also_where_the_rate_is_0():
     method = FedMeZO(steps=2, schedule={"kind": "linear", "rounds": 2})
     about = DecodeContext(method, replace(method.start(LAYOUT, 7), rounds_done=4), "update", 5)
     assert Trace.decode(Trace(np.zeros(2, np.float32)).encode(), about).size(about) == 1.0
-    with pytest.raises(MessageError, match=r"scalar 1 is .*: at most 1e"):
+    with pytest.raises(MessageError, match=r"scalar 1 is .*, but at most 1e"):
         Trace.decode(Trace(np.array([0, 1e-9], np.float32)).encode(), about)
 
 

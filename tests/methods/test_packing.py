@@ -38,7 +38,7 @@ def test_every_bit_of_the_padding_is_looked_at():
         )
         for bit in range(count * width % 8 or 8, 8):
             padded = data[:-1] + bytes([data[-1] | 1 << bit])
-            with pytest.raises(MessageError, match=f"more than {count} numbers of {width} bits"):
+            with pytest.raises(MessageError, match=f"after {count} numbers of {width} bits"):
                 unpack_numbers(Reader(padded), width, count)
         with pytest.raises(MessageError, match="too short"):
             unpack_numbers(Reader(data[:-1]), width, count)

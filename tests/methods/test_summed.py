@@ -124,7 +124,7 @@ def test_a_sum_that_is_not_finite_is_no_step(problem):
 
 def test_what_needs_single_gradients_is_refused(problem, tmp_path):
     summed = FedSGD(summed=True)
-    with pytest.raises(RecipeError, match="looks at each"):
+    with pytest.raises(RecipeError, match="needs each"):
         problem.federation(summed, per_round=5, aggregation=Median())
     with pytest.raises(RecipeError, match="attack"):
         problem.federation(summed, per_round=5, attack="sign-flip", attackers=[0])

@@ -49,9 +49,12 @@ def run(settings, out, **how):
 
 
 CHANGES = {
-    "client north (as many examples": lambda lines: [{**lines[0], "completion": " 9"}, *lines[1:]],
+    "client north (the same number of examples": lambda lines: [
+        {**lines[0], "completion": " 9"},
+        *lines[1:],
+    ],
     "client north (4 examples then": lambda lines: lines[:-1],
-    "client north (as many": lambda lines: lines[::-1],
+    "client north (the same number": lambda lines: lines[::-1],
 }
 
 
@@ -86,7 +89,9 @@ def test_a_client_more_or_less_and_held_out_examples_are_named(folder, tmp_path)
     settings = recipe(folder, evaluation_file=str(asked))
     run(settings, tmp_path / "run")
     write_lines(asked, rows("other", 3))
-    with pytest.raises(RecipeError, match=r"other data: the held-out examples \(as many") as error:
+    with pytest.raises(
+        RecipeError, match=r"other data: the held-out examples \(the same number"
+    ) as error:
         run(settings, tmp_path / "run", resume=True)
     assert "client" not in str(error.value).partition("data: ")[2].partition("): ")[0]
     write_lines(asked, rows("asked", 3))
@@ -143,9 +148,9 @@ def test_rows_in_memory_are_known_too(tmp_path):
 
     federation("mine").run()
     federation("mine").run(resume=True)
-    with pytest.raises(RecipeError, match=r"other data: client client-0 \(as many"):
+    with pytest.raises(RecipeError, match=r"other data: client client-0 \(the same number"):
         federation("other").run(resume=True)
-    with pytest.raises(RecipeError, match=r"other data: the held-out examples \(as many"):
+    with pytest.raises(RecipeError, match=r"other data: the held-out examples \(the same number"):
         federation("mine", "other").run(resume=True)
 
 

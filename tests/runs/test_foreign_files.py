@@ -211,7 +211,8 @@ def test_a_long_text_is_a_bad_line(tmp_path):
 def test_half_a_character_is_a_bad_line(tmp_path, row):
     (tmp_path / "a.jsonl").write_text(row + "\n")
     with pytest.raises(
-        RecipeError, match=r"a.jsonl line 1: not valid JSON: it has half of a character \(\\ud[8f]"
+        RecipeError,
+        match=r"a.jsonl line 1: not valid JSON: it has half of a surrogate pair \(\\ud[8f]",
     ):
         FilesTask(path=str(tmp_path)).load()
     # a whole one

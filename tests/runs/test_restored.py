@@ -164,4 +164,4 @@ def test_a_reward_that_takes_too_long_ends_with_an_error_that_names_the_answer()
 
 
 def test_a_recipe_sets_the_limit():
-    assert "how long a function may take" in well("explain", "reward.seconds").stdout
+    assert "seconds that a function may take" in well("explain", "reward.seconds").stdout

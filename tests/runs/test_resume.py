@@ -129,8 +129,8 @@ def test_another_number_of_threads_is_named(problem, tmp_path):
     stop_after(problem.federation(problem.ferret(), out=out, threads=threads + 1), 3)
     problem.federation(problem.ferret(), out=out, threads=threads, progress=heard).run(resume=True)
     (warning,) = [line for line in heard.warnings if "thread" in line]
-    assert f"began with {threads + 1} threads" in warning and f"goes on with {threads}" in warning
-    assert f"--threads {threads + 1} keeps them" in warning
+    assert f"began with {threads + 1} thread" in warning and f"now has {threads}" in warning
+    assert f"--threads {threads + 1} to keep" in warning
 
 
 def test_the_same_number_of_threads_is_not_named(problem, tmp_path):
@@ -188,7 +188,7 @@ def test_an_orbit_ahead_of_the_cost_of_its_rounds_is_refused(problem, tmp_path):
     out = tmp_path / "run"
     stop_after(problem.federation(method, out=out, rounds=9, evaluate_every=5), 8)
     (out / "progress.jsonl").unlink()
-    with pytest.raises(FedseedError, match=r"costs of rounds 6 to 8 .* rollback --to 5"):
+    with pytest.raises(FedseedError, match=r"costs of rounds 6 to 8: .* rollback --to 5"):
         problem.federation(method, out=out, rounds=9, evaluate_every=5).run(resume=True)
 
 
@@ -340,7 +340,7 @@ def test_what_can_not_go_on_says_so_and_is_left_alone(problem, tmp_path):
             federation.run(resume=True, extend=True)
         assert files(out) == before
 
-    attempt("--rounds 2: the run in .* has had 3", rounds=2)
+    attempt("--rounds 2: the run in .* already has 3", rounds=2)
     other = recipe.replace("seed = 3", "seed = 4").replace("rounds = 3", "rounds = 5")
     attempt("another recipe: seed is 3 there, 4 here", rounds=5, recipe_text=other)
     with pytest.raises(RecipeError, match="extend needs resume"):

@@ -282,7 +282,7 @@ class ZerothOrder(Method):
         """
         difference = plus - minus
         if not np.isfinite(difference):
-            return f"losses on the two sides of a perturbation are {plus} and {minus}"
+            return f"loss is {plus} and {minus} on the two sides of a perturbation"
         if self.clip is not None and abs(difference) > self.clip:
             return (
                 f"losses differ by {abs(difference):.3g}, but the loss guard allows only "

@@ -140,7 +140,7 @@ def test_what_is_said_of_a_round():
     )
     assert wire.read_round(struct.pack("<IH", 7, 1) + b"body") == (7, 1, b"body")
     assert wire.read_round(struct.pack("<IH", 7, 1)) == (7, 1, b"")
-    with pytest.raises(MessageError, match="cut short"):
+    with pytest.raises(MessageError, match="cut-off message"):
         wire.read_round(struct.pack("<IH", 7, 1)[:-1])
 
 

@@ -76,7 +76,7 @@ def test_what_is_no_share_is_refused():
     # 130 bits, and 128
     assert join({1: 1 << 128}) is None and join({1: (1 << 128) - 1}) == b"\xff" * 16
     for at, threshold in (((1, 1), 1), ((0, 1), 1), ((1, 2), 3), ((1, 2), 0)):
-        with pytest.raises(ValueError, match="can't be"):
+        with pytest.raises(ValueError, match="not possible"):
             split(bytes(16), at, threshold)
 
 
@@ -174,7 +174,7 @@ def test_a_round_is_lost_if_too_few_say_their_shares_and_the_next_one_goes_on():
 def test_a_threshold_of_two_opens_no_sum_of_two_and_no_client_signs_one(moment):
     room = Room(3, 2)
     room.gone = {moment: [2]}
-    with pytest.raises(TooFewError, match=r"2 clients .*: 3 are needed"):
+    with pytest.raises(TooFewError, match=r"2 clients .*, but 3 are needed"):
         room.total(VALUES)
     room.gone = {Phase.OPEN: [2]}
     assert opened(room, attempt=1) == [0, 1, 2]  # two say their shares: of a sum of three
