@@ -190,7 +190,7 @@ def test_who_comes_after_the_end_gets_the_model(
 
     def note(text):
         said.said.append(text)
-        if "is another one" in text:
+        if "differs from this recipe and base" in text:
             other._fail(NetworkError("seen"))
 
     said.note = note

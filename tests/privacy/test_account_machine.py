@@ -289,7 +289,7 @@ class Adversary(RuleBasedStateMachine):
             if client.code == 1:
                 assert "Traceback" not in client.text
                 refused = "allows no more answers" in client.text
-                assert refused or "is another one" in client.text, client.text
+                assert refused or "differs from this recipe and base" in client.text, client.text
                 self.trials["refusals" if refused else "other recipes"] += 1
             else:
                 self.trials["deaths at a chosen moment"] += 1
