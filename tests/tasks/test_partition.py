@@ -66,8 +66,8 @@ def test_minimum_is_kept_or_explained():
     assert min(len(mine) for mine in Dirichlet(alpha=0.5, minimum=10).deal(labels, 40, 2)) >= 10
     with pytest.raises(
         RecipeError,
-        match=r"minimum = 40: in 1,000 draws with alpha = 0.1.*never had more than \d+ examples; raise "
-        r"alpha",
+        match=r"minimum = 40: in 1,000 draws with alpha = 0.1.*never had more than \d+ examples; "
+        r"raise alpha",
     ):
         Dirichlet(alpha=0.1, minimum=40).deal(labels[:500], 12, 2)
     with pytest.raises(RecipeError, match="clients = 30: 20 examples are not enough for 1 each"):
