@@ -459,7 +459,8 @@ def test_one_of_five_makes_sums_that_can_not_be(method, problem, network, shared
     ((name, reasons),) = net.summary()["refusals"].items()
     assert (
         name == "client-2"
-        and "of round 4, without it, can: it is left out until round 11" in json.dumps(reasons)
+        and "the sum of round 4, without it, is possible: it is left out until round 11"
+        in json.dumps(reasons)
     )
     assert net.summary()["repeated_rounds"] == 0
 

@@ -100,8 +100,9 @@ def test_eight_clients_hold_one_gradient():
         return (live.peak + traced) / federation.worker.space.layout.dense_bytes
 
     one, eight = peak(1, True), peak(8, True)
-    # the sum, a layer's own gradient, and small things
-    assert one < 1.3 and eight == pytest.approx(one, abs=0.05)
+    # The sum, a layer's own gradient, and small things. A second gradient would add 1; what Python
+    # has not collected yet adds up to a tenth.
+    assert one < 1.3 and eight == pytest.approx(one, abs=0.2)
     assert peak(8, False) > 8
 
 

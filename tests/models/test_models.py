@@ -137,7 +137,7 @@ def test_code_of_its_own_runs_only_if_the_recipe_says_so(saved, tmp_path, monkey
     config["auto_map"] = {"AutoModelForCausalLM": "modeling_own.OwnModel"}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     with pytest.raises(
-        RecipeError, match=r"code of its own \(auto_map in config.json, modeling_own.py\)"
+        RecipeError, match=r"its own code \(auto_map in config.json, modeling_own.py\)"
     ):
         load_model(folder, architecture="causal")
     (tmp_path / "recipe.toml").write_text(
