@@ -98,11 +98,11 @@ class Appender:
             return False
         return os.path.samestat(status, os.fstat(self.handle))
 
-    def append(self, data: bytes, sync: bool = True) -> None:
+    def append(self, *parts: bytes, sync: bool = True) -> None:
         """Write at the end, on disk before this returns.
 
         Args:
-            data: what to write.
+            parts: what to write, one part after the other.
             sync: False: the system has it when this returns, so that it survives the process, but
                 not a power cut.
 
@@ -112,10 +112,11 @@ class Appender:
         try:
             with _explained(self.path):
                 position = self.size
-                rest = memoryview(data)
-                while rest:
-                    count = os.pwrite(self.handle, rest, position)
-                    position, rest = position + count, rest[count:]
+                for part in parts:
+                    rest = memoryview(part)
+                    while rest:
+                        count = os.pwrite(self.handle, rest, position)
+                        position, rest = position + count, rest[count:]
                 if sync:
                     os.fsync(self.handle)
         except BaseException:

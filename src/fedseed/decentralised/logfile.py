@@ -79,7 +79,7 @@ class LogFile:
         Raises:
             StorageError: it can't be written; the file is as before.
         """
-        self._file.append(entry.encode(), sync)
+        self._file.append(entry.encode(), sync=sync)
 
     def cut(self, entries: list[Entry]) -> None:
         """Keep only these entries, which the file begins with."""

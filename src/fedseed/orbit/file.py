@@ -290,7 +290,7 @@ def _record(header: Header, data: bytes, position: int, step: int, last: bytes) 
     return part
 
 
-def write_orbit(path: Path, start: bytes, parts: Iterable[Record]) -> None:
+def write_orbit(path: Path, start: bytes, records: Iterable[Record]) -> None:
     """Write a whole orbit file, or replaces one, in one go.
 
     `start` is the header's bytes with the link (`Orbit.start`, or `begin`). Raises StorageError: it
@@ -299,10 +299,10 @@ def write_orbit(path: Path, start: bytes, parts: Iterable[Record]) -> None:
     last = start[-LINK_BYTES:]
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(start)
-        for part in parts:
-            data = part.encode()
-            last = link(last, data)
-            file.write(data + last)
+        for record in records:
+            parts = record.encode_parts()
+            last = link(last, *parts)
+            file.writelines([*parts, last])
 
 
 def begin(header: Header) -> bytes:

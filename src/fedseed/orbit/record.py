@@ -43,10 +43,16 @@ class Record:
 
     def encode(self) -> bytes:
         """Return the record's bytes, without the link."""
+        return b"".join(self.encode_parts())
+
+    def encode_parts(self) -> tuple[bytes, bytes, bytes]:
+        """Return the record's bytes, without the link, in three parts: head, payload, digest.
+
+        A payload of whole weights is not copied.
+        """
         head = struct.pack("<III", len(self.payload), self.round, self.steps)
-        return (
-            head + struct.pack("<I", zlib.crc32(head)) + self.payload + bytes.fromhex(self.digest)
-        )
+        check = struct.pack("<I", zlib.crc32(head))
+        return head + check, self.payload, bytes.fromhex(self.digest)
 
     def check(self, method: Method) -> None:
         """Raise MessageError if the payload can't be that many steps; none of them is made."""
@@ -82,9 +88,14 @@ class Steps:
         return takewhile(lambda step: step.round <= last, chain.from_iterable(parts))
 
 
-def link(previous: bytes, data: bytes) -> bytes:
-    """Return the hash that checks `data` and chains it to what comes before."""
-    return hashlib.blake2b(previous + data, digest_size=LINK_BYTES).digest()
+def link(previous: bytes, *parts: bytes | memoryview) -> bytes:
+    """Return the hash that checks some bytes, given in parts, and chains them to what comes
+    before.
+    """
+    chain = hashlib.blake2b(previous, digest_size=LINK_BYTES)
+    for part in parts:
+        chain.update(part)
+    return chain.digest()
 
 
 def pack_records(method: Method, records: Iterable[Record]) -> Iterator[Record]:

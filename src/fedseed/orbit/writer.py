@@ -74,9 +74,9 @@ class OrbitWriter:
             raise OrbitError(f"{self.path}: the orbit is complete, nothing can be added")
         if record.round != self.last + 1:
             raise OrbitError(f"{self.path}: step {record.round} can't follow step {self.last}")
-        data = record.encode()
-        next_link = link(self._link, data)
-        self._file.append(data + next_link, sync)
+        parts = record.encode_parts()
+        next_link = link(self._link, *parts)
+        self._file.append(*parts, next_link, sync=sync)
         self._link, self.last, self._digest = next_link, record.round, record.digest
 
     def sync(self) -> None:
@@ -97,7 +97,7 @@ class OrbitWriter:
                 )
             else:
                 data = Record(self.last + 1, b"", self._digest, steps=0).encode()
-                self._file.append(data + link(self._link, data))
+                self._file.append(data, link(self._link, data))
             self._complete = True
         self.release()
 
