@@ -369,7 +369,10 @@ def _refuse_casts(model: Any, base: str, stored: dict[str, torch.dtype]) -> None
 
 
 def _rest_unreached(model: Any, traits: Traits, names: Sequence[str]) -> None:
-    """Freeze the parameters that no text reaches, and add a note."""
+    """Freeze the parameters that no text reaches, and add a note.
+
+    Raises RecipeError if nothing is left to tune.
+    """
     resting = {id(parameter) for parameter in traits.at_rest}
     # codes of quantised weights are never tuned, and libraries hide that they are read
     idle = [
@@ -377,10 +380,17 @@ def _rest_unreached(model: Any, traits: Traits, names: Sequence[str]) -> None:
         for name in names
         if id(model.get_parameter(name)) not in resting and is_movable(model.get_parameter(name))
     ]
+    was_tuned = [name for name in idle if model.get_parameter(name).requires_grad]
     for name in idle:
         parameter = model.get_parameter(name)
         parameter.requires_grad_(False)
         traits.at_rest.append(parameter)
+    if was_tuned and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise RecipeError(
+            f'model.base = "{traits.base}": nothing of what is to be tuned affects the loss of a '
+            f"text ({listed(was_tuned, SHOWN)}): a {type(model).__name__} does not use it; choose "
+            "other model.adapter.targets or model.trainable"
+        )
     if idle:
         count = sum(model.get_parameter(name).numel() for name in idle)
         traits.notes.append(
