@@ -88,7 +88,7 @@ def test_what_a_template_writes_is_compared():
         "{% if messages | length > 6 %}T{% endif %}",
         "{% if messages[1] and messages[1].reasoning_content %}T{% endif %}",
         "{% if messages[1] and (messages[1].tool_calls or []) | length > 1 %}T{% endif %}",
-        "{% if messages | selectattr('role', 'equalto', 'system') | list | length > 1 %}T{% endif %}",
+        "{% if messages[3] and messages[3].role == 'system' %}T{% endif %}",
     )
     others = [
         template_digest(chat_tokenizer("qwen2", TEMPLATES["qwen2"] + branch)) for branch in branches

@@ -491,6 +491,15 @@ def test_the_classes_of_a_renamed_column(tmp_path):
         ),
         ({"first": "a", "second": "b"}, '{prompt = "first", completion = "second"}'),
         ({"id": "a", "story": "b"}, '{text = "story"}'),
+        ({"qid": "a", "lang": "de", "story": "b"}, '{text = "story"}'),
+        (
+            {"qid": "3", "query": "q", "positive": "p", "negative": "n"},
+            '{prompt = "query", chosen = "positive", rejected = "negative"}',
+        ),
+        (
+            {"prompt": "q", "better": [], "worse": []},
+            '{chosen = "better", rejected = "worse"}',
+        ),
         ({"question": "q", "chosen": "a", "rejected": "b"}, '{prompt = "question"}'),
         (
             {"sentence1": "a", "sentence2": "b", "score": 0.5},
