@@ -28,13 +28,14 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from fedseed.errors import RecipeError
 from fedseed.hinting import Hinting
-from fedseed.text import first_line
+from fedseed.text import first_line, listed
 from fedseed.weights.codes import is_quantized
 from fedseed.weights.layout import DigestKind
 
 if TYPE_CHECKING:
     import torch
 
+SHOWN = 8  # how many names of layers a message lists
 # what peft inserts into a layer's name; for fused experts, several times
 WRAPPED = re.compile(r"\.(?:base_layer\.)+")
 
@@ -184,7 +185,7 @@ def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
         raise RecipeError(
             f'model.adapter.kind = "{settings.kind}" with targets = '
             f"{getattr(settings, 'targets', None)} does not fit "
-            f"this base ({type(model).__name__}): {first_line(error)}"
+            f"this base ({type(model).__name__}): {first_line(error)}{_fitting_targets(model)}"
         ) from error
     if not isinstance(settings, LoRA):
         wrapped.prompt_encoder.to(model.get_input_embeddings().weight.device)
@@ -193,6 +194,21 @@ def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
     if isinstance(settings, LoRA) and settings.train == "b":
         _fix_first_factors(wrapped, settings)
     return wrapped
+
+
+def _fitting_targets(model: Any) -> str:
+    """Return the end of a message with the last parts of the names of a model's linear layers."""
+    import torch
+
+    kinds = [torch.nn.Linear, *(type(m) for m in model.modules() if type(m).__name__ == "Conv1D")]
+    names = [
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, tuple(kinds)) and not name.rpartition(".")[2].isdecimal()
+    ]
+    if not names:
+        return ""
+    return f"; its linear layers are {listed(list(dict.fromkeys(names)), SHOWN)} (in targets)"
 
 
 def _refuse_positions(model: Any) -> None:

@@ -23,7 +23,14 @@ from fedseed.tasks.chats import (
 )
 from fedseed.tasks.data import Chat, ChatStyle, Choice, Example, Preference, Score, Unusable
 from fedseed.tasks.files import FileRow, dataset_rows, is_dataset
-from fedseed.tasks.hints import CHOSEN, FRACTION, REJECTED, are_preferences, suggest_fields
+from fedseed.tasks.hints import (
+    CHOSEN,
+    FRACTION,
+    REJECTED,
+    are_preferences,
+    ranked_fields,
+    suggest_fields,
+)
 from fedseed.tasks.preferences import read_preference
 from fedseed.tasks.prompts import alpaca_prompt, short_prompt
 from fedseed.text import listed, show_text
@@ -475,6 +482,8 @@ class FormReader:
         whole = next((form for form in forms if form.fits(row)), None)
         if self.form is None:
             partly = next((form for form in forms if form.fits(row, 1)), None)
+            if ranked_fields(row.values):  # a prompt without a completion, but with two answers
+                partly = None
             self.form, self.first = whole or partly, row.place
         if self.form is None:
             known_forms = "; ".join(form.fields for form in (*FORMS, PREFERENCES))

@@ -69,7 +69,7 @@ def suggest_fields(values: Mapping[str, Any]) -> str:
             f'; "{CHOSEN}" and "{REJECTED}" look like preferences: each must be a text or a list '
             'of messages, with a "prompt" field or with a common beginning'
         )
-    ranked = _ranked(values)
+    ranked = ranked_fields(values)
     if ranked:
         return f"; map the fields, such as with task.fields = {{{_pairs(ranked)}}}"
     score = likely_score(values)
@@ -92,7 +92,7 @@ def _pairs(fields: Mapping[str, str]) -> str:
     return ", ".join(f"{name} = {json.dumps(show_text(column))}" for name, column in fields.items())
 
 
-def _ranked(values: Mapping[str, Any]) -> dict[str, str]:
+def ranked_fields(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the fields of a row with a preferred and a rejected answer under other names, by the
     names of preferences.
     """
