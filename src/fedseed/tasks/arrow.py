@@ -6,20 +6,13 @@ arguments of function calls. It removes nulls that the author wrote as well, bec
 same. Text columns of type JSON keep what was written, including nulls, and are parsed.
 
 It reads parquet files, folders of `save_to_disk`, data sets from the hub and `datasets.Dataset`.
-
-Rows that went through Arrow and came back, such as a file of `Dataset.to_json` or `list(dataset)`,
-have the filler nulls without Arrow's schema. `without_fillers` recognises them.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from fedseed.errors import RecipeError
-
-if TYPE_CHECKING:
-    from fedseed.tasks.files import FileRow
 
 # the class number of a row without a class, as data sets on the hub write it
 NO_CLASS = -1
@@ -51,7 +44,7 @@ class ArrowColumns:
             RecipeError: a JSON text is invalid, or a class number is out of range.
         """
         if self._converters is None:
-            return {name: _without_nulls(value) for name, value in row.items()}
+            return {name: without_nulls(value) for name, value in row.items()}
         values = dict(row)
         for name, convert in self._converters.items():
             if values.get(name) is not None:
@@ -148,67 +141,10 @@ def _map_converter(convert: Convert | None) -> Convert:
     return convert_map
 
 
-def without_fillers(
-    rows: "Sequence[FileRow | RecipeError]",
-) -> "tuple[Sequence[FileRow | RecipeError], bool]":
-    """Return rows without Arrow's filler nulls, and whether they had any.
-
-    They are recognised by what nobody writes by hand: a parameter of a function whose description
-    is null, or calls of several functions that all have the same arguments, of which one is null
-    whenever one of the functions is called. Then all null fields of objects are left out, as when
-    the rows are read from Arrow itself.
-    """
-    values = [row.values for row in rows if not isinstance(row, RecipeError)]
-    objects = [one for row in values for one in _objects_in(list(row.values()))]
-    if not (any(map(_describes_null, objects)) or _are_filled_up(objects)):
-        return rows, False
-    return [
-        row if isinstance(row, RecipeError) else replace(row, values=_without_nulls(row.values))
-        for row in rows
-    ], True
-
-
-def _objects_in(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield all objects inside a value."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, Mapping):
-            yield one
-            waiting += one.values()
-        elif isinstance(one, list):
-            waiting += one
-
-
-def _describes_null(description: Mapping[str, Any]) -> bool:
-    """Return whether an object is a JSON schema with a property whose schema is null."""
-    properties = description.get("properties")
-    return isinstance(properties, Mapping) and None in properties.values()
-
-
-def _are_filled_up(objects: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether calls of different functions have the same arguments, null where they are
-    another function's.
-    """
-    calls = [
-        (str(one.get("name")), one["arguments"])
-        for one in objects
-        if "name" in one and isinstance(one.get("arguments"), Mapping)
-    ]
-    if len({frozenset(arguments) for _, arguments in calls}) != 1:
-        return False
-    used: dict[str, set[str]] = {}
-    for name, arguments in calls:
-        used.setdefault(name, set()).update(
-            key for key, value in arguments.items() if value is not None
-        )
-    return any(one != other for one in used.values() for other in used.values())
-
-
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
     """Return a value without the null fields of its objects."""
     if isinstance(value, Mapping):
-        return {name: _without_nulls(part) for name, part in value.items() if part is not None}
+        return {name: without_nulls(part) for name, part in value.items() if part is not None}
     if isinstance(value, list):
-        return [_without_nulls(part) for part in value]
+        return [without_nulls(part) for part in value]
     return value

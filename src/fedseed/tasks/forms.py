@@ -12,7 +12,6 @@ from math import isfinite
 from typing import Any, Literal
 
 from fedseed.errors import RecipeError
-from fedseed.tasks.arrow import without_fillers
 from fedseed.tasks.chats import (
     chat_of,
     read_chat,
@@ -23,6 +22,7 @@ from fedseed.tasks.chats import (
 )
 from fedseed.tasks.data import Chat, ChatStyle, Choice, Example, Preference, Score, Unusable
 from fedseed.tasks.files import FileRow, dataset_rows, is_dataset
+from fedseed.tasks.fillers import without_fillers
 from fedseed.tasks.hints import (
     CHOSEN,
     FRACTION,
