@@ -472,6 +472,22 @@ def test_a_vision_tower_is_not_tuned_by_texts(seeing, tmp_path):
     assert ParameterSpace(from_orbit(tmp_path / "run")).digest() == result.summary["weights_digest"]
 
 
+def test_a_lora_in_a_vision_tower_is_not_tuned_by_texts(seeing, tmp_path):
+    """`q_proj` is a name of layers in both towers."""
+    adapter = 'adapter = {kind = "lora", rank = 2, targets = ["q_proj"]}'
+    path = recipe_of(tmp_path, seeing, method=FEEDSIGN, more=adapter, rounds=2)
+    result = run(path, tmp_path / "run")
+    header = Orbit.open(tmp_path / "run" / "model.orbit").header
+    names = {tensor.name for tensor in header.layout.tensors}
+    assert len(names) == 4 and all("language_model" in name for name in names)
+    tuned = open_tuned(find_source(str(tmp_path / "run")), check_all=True)
+    assert evaluate(tuned, read_recipe(path))[0]["loss"] == pytest.approx(
+        result.summary["final"]["loss"], abs=1e-5
+    )
+    vision = [n for n, _ in tuned.model.named_parameters() if "lora_B" in n and "vision" in n]
+    assert vision and not any(tuned.model.get_parameter(name).any() for name in vision)
+
+
 def test_experts_that_few_tokens_reach_are_tuned(tmp_path):
     class Experts(torch.nn.Module):
         def __init__(self):

@@ -200,12 +200,12 @@ def _fitting_targets(model: Any) -> str:
     """Return the end of a message with the last parts of the names of a model's linear layers."""
     import torch
 
-    kinds = [torch.nn.Linear, *(type(m) for m in model.modules() if type(m).__name__ == "Conv1D")]
     names = [
         name.rpartition(".")[2]
         for name, module in model.named_modules()
-        if isinstance(module, tuple(kinds)) and not name.rpartition(".")[2].isdecimal()
+        if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
     ]
+    names = [name for name in names if not name.isdecimal()]
     if not names:
         return ""
     return f"; its linear layers are {listed(list(dict.fromkeys(names)), SHOWN)} (in targets)"

@@ -324,6 +324,34 @@ def examine(model: Any, texts: Sequence[Sequence[int]], reads_both_sides: bool =
     return traits
 
 
+def rest_unreached_parts(
+    model: Any, texts: Sequence[Sequence[int]], reads_both_sides: bool = False
+) -> list[str]:
+    """Freeze the trainable parameters that no text reaches, in a model whose base was examined
+    before it got an adapter. Arguments are those of `examine`.
+
+    Returns:
+        Notes about what was frozen.
+
+    Raises:
+        RecipeError: nothing would be left to tune.
+    """
+    if next(model.parameters()).device.type == "meta":
+        return []
+    traits, was_training = traits_of(model), model.training
+    earlier_notes = len(traits.notes)
+    model.eval()
+    try:
+        probe = _Probe(model, texts, reads_both_sides)
+        names = unreached(model, lambda: probe.logits([probe.longer]))
+    except Exception:  # a foreign class may raise any error, and `examine` has noted it
+        return []
+    finally:
+        model.train(was_training)
+    _rest_unreached(model, traits, [n for n in names if model.get_parameter(n).requires_grad])
+    return traits.notes[earlier_notes:]
+
+
 def _ask(model: Any, traits: Traits, probe: "_Probe") -> None:
     """Complete a model's traits with a probe's findings."""
     stored = {name: parameter.dtype for name, parameter in model.named_parameters()}
