@@ -13,7 +13,7 @@ from fedseed.methods.subspace import Subspace
 from fedseed.objectives.guessing import guess_loss
 from fedseed.objectives.losses import CausalLM, Supervised
 from fedseed.reports.results import RoundLine
-from fedseed.runs.verdict import find_divergence
+from fedseed.runs.verdict import find_divergence, learns_its_own
 from fedseed.training.settings import LocalTraining
 from support import text_bases
 from support.command import fedseed
@@ -145,6 +145,16 @@ def test_rates_that_learn_are_not_accused(name, share):
 def line(number, loss=None, local=None, norm=None, **more):
     metrics = {} if loss is None else {"loss": loss}
     return RoundLine(number, train_loss=local, weights_norm=norm, metrics=metrics, **more)
+
+
+@pytest.mark.parametrize(
+    ("local", "norm", "learns"),
+    [(0.3, 1.01, True), (0.68, 1.01, False), (0.3, 1.5, False), (None, 1.01, False)],
+)
+def test_clients_that_learn_their_own_examples_have_no_wrong_rate(local, norm, learns):
+    """A held-out loss that stands still then has another reason."""
+    base, newest = line(0, 0.693, norm=1.0), line(3, 0.689, local, norm)
+    assert learns_its_own(base, newest) == learns
 
 
 def judged(*lines, guess=GUESS):

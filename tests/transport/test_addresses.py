@@ -45,6 +45,10 @@ def test_what_an_address_means(url, address, place):
         ("nats://host:99999", "range"),
         ("nats://", "write nats://HOST:PORT"),
         ("http://host", "or wss://"),
+        ("nats://one:4222,nats://two:4222", "the address of one server"),
+        ("nats://host:0", "from 1 to 65535"),
+        # nats-py would have got neither of the two
+        ("tls://user:secret@host", r"tls://\.\.\.@host: a name and a password.*--key"),
     ],
 )
 def test_what_is_no_address(url, text):

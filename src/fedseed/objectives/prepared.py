@@ -24,6 +24,8 @@ REMARKS = {
     "tools": "have tools that the chat template does not write",
     "undescribed": "call functions without a description (in tools, functions or tool_defs)",
     "others": "mark messages of other roles as to be learnt, but only the assistant's are learnt",
+    "flags": "have answers with a field that is true or false and that fedseed does not know: they "
+    'are learnt (mark what is not to be learnt with "train" = false)',
     "arguments": "have template arguments (chat_template_kwargs) that the chat template does not "
     "use",
     "rendered": "already begin or end with special tokens, which are not added again",

@@ -188,6 +188,16 @@ def growth(base: RoundLine, line: RoundLine) -> float | None:
     return line.weights_norm / base.weights_norm - 1
 
 
+def learns_its_own(base: RoundLine, line: RoundLine) -> bool:
+    """Return whether the clients' own loss has fallen and the weights are sound, so that the rate
+    is not at fault if the held-out loss stands still.
+    """
+    first, local = base.metrics.get("loss"), line.train_loss
+    if first is None or local is None:
+        return False
+    return local < LEARNS * first and _size(growth(base, line)) < GROWN
+
+
 def has_moved_far(base: RoundLine, line: RoundLine) -> bool:
     """Return whether the loss stands still although the rate is not too small."""
     grown, first = growth(base, line), base.metrics.get("loss")

@@ -241,20 +241,21 @@ def each_row(place: Path, split: str = "train") -> Iterable[FileRow | RecipeErro
         return _saved(place, split)
     if not place.is_file():
         raise RecipeError(f"{place}: there is no such file")
-    if place.suffix not in ENDINGS:
+    ending = place.suffix.lower()
+    if ending not in ENDINGS:
         raise RecipeError(
             f"{place}: expected a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
         )
-    if place.suffix == ".parquet":
+    if ending == ".parquet":
         return _parquet(place)
-    if place.suffix in (".jsonl", ".json"):
+    if ending in (".jsonl", ".json"):
         return _json(place)
     return _table(place, csv.QUOTE_MINIMAL)
 
 
 def _json(path: Path) -> Iterator[FileRow | RecipeError]:
     text, hint = read_text(path), "; each line must be one JSON object"
-    is_list = path.suffix == ".json" and text.lstrip().startswith("[")
+    is_list = path.suffix.lower() == ".json" and text.lstrip().startswith("[")
     # not splitlines: it would also split at other characters that texts contain
     rows = parse_json(text, f"{path}: not valid JSON") if is_list else text.split("\n")
     if not text.strip() or not rows:
@@ -287,7 +288,7 @@ def _table(
     if columns is None:
         header = text.lstrip("\n").partition("\n")[0]
     separator = "\t"
-    if path.suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         separator = max((",", ";", "\t"), key=header.count)
     reader = csv.reader(
         io.StringIO(text, newline=""), delimiter=separator, strict=True, quoting=quoting
@@ -427,7 +428,8 @@ def _saved(folder: Path, split: str) -> list[FileRow | RecipeError]:
 
 def is_dataset(rows: Any) -> bool:
     """Return whether `rows` is a data set of the `datasets` library."""
-    return type(rows).__module__.partition(".")[0] == "datasets"
+    # a single column (`dataset["text"]`) is a sequence of values, not a data set
+    return type(rows).__module__.partition(".")[0] == "datasets" and hasattr(rows, "with_format")
 
 
 def dataset_rows(place: str, dataset: Any) -> list[FileRow | RecipeError]:

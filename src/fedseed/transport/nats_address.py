@@ -62,7 +62,14 @@ def read_address(url: str) -> Address:
         parts = urlsplit(url)
     except ValueError as error:  # brackets that do not match, or hold no address
         raise RecipeError(f"{url}: {error}: {FORMS}") from error
-    place = parts.netloc.rpartition("@")[2]
+    place = parts.netloc
+    if "@" in place:
+        raise RecipeError(
+            f"{parts.scheme}://...@{place.rpartition('@')[2]}: a name and a password in an address "
+            "are not used: leave them out, and give the key's file with --key"
+        )
+    if "," in place:
+        raise RecipeError(f"{url}: give the address of one server: {FORMS}")
     if place.count(":") > 1 and not place.startswith("["):
         host, _, port = place.rpartition(":")
         raise RecipeError(
@@ -73,6 +80,8 @@ def read_address(url: str) -> Address:
         port_given = parts.port
     except ValueError as error:
         raise RecipeError(f"{url}: {error}") from error
+    if port_given == 0:
+        raise RecipeError(f"{url}: a port is a number from 1 to 65535")
     if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
         raise RecipeError(f"{url}: {FORMS}")
     port_number = DEFAULT_PORTS[parts.scheme] if port_given is None else port_given
