@@ -291,7 +291,7 @@ class NetworkCoordinator(Working):
             self.session.rejected.add(sender, reason)
         except NetworkError as error:
             # the server does not answer at the moment, so the client gets no answer and asks again
-            self.session.progress.warn(f"{sender} can't be answered now: {error}")
+            self.session.troubles.report(sender, f"{sender} can't be answered now: {error}")
         return None
 
     def _may_share_process(self, client: str, other_client: str) -> bool:

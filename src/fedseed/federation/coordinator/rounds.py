@@ -213,7 +213,8 @@ class Rounds:
             else:
                 self._refuse(name, number, str(error))
         except NetworkError as error:  # the client will send it again
-            self.session.progress.warn(f"the update of {name} can't be fetched now: {error}")
+            problem = f"the update of {name} can't be fetched now: {error}"
+            self.session.troubles.report(name, problem)
         else:
             await self.session.end.drop(owner, reference.name)
 
