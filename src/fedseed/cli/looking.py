@@ -214,7 +214,8 @@ def preview(
     """
     checked = reading.read_recipe(recipe, check_paths=True)
     with waiting("making tokens of the examples"):
-        from fedseed.runs.preview import preview as look  # torch from here on
+        from fedseed.runs.preview import REST  # torch from here on
+        from fedseed.runs.preview import preview as look
 
         shown_examples, notes = look(checked, client, examples)
     for line in notes:
@@ -230,7 +231,10 @@ def preview(
         legend = "[[...]] counts for the loss, | ends a token"
         if console.is_terminal:
             legend = "green counts for the loss"
-        console.print(f"{legend}; ⏎ is a line's end", highlight=False)
+        legend += "; ⏎ is a line's end"
+        if any(text == REST for example in shown_examples for text, _ in example.pieces):
+            legend += f"; {REST} is the rest of a character"
+        console.print(legend, highlight=False, soft_wrap=True)
 
 
 def _tokens_text(pieces: Sequence[tuple[str, bool]], coloured: bool) -> Text:
