@@ -324,13 +324,15 @@ def partition(
     reading: Reading,
 ) -> None:
     """Say who holds what: each client's examples by label. Needs the data, no model."""
-    task = reading.read_recipe(recipe).task
+    checked = reading.read_recipe(recipe)
+    task = checked.task
     if picture is not None and picture.suffix != ".png":
         raise RecipeError(f"--out {picture}: the picture is a .png file")
     with waiting("reading the data"):
         from fedseed.reports.partition import partition_statistics, partition_table
+        from fedseed.runs.parties import load_present
 
-        data = task.load()
+        data = load_present(checked)
         statistics = partition_statistics(data)
     screen = Telling(as_json).screen()
     screen.print(*partition_table(statistics), *data.notes, sep="\n", highlight=False)

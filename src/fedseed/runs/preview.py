@@ -27,6 +27,7 @@ from fedseed.runs.model_setup import (
     make_objective,
     room_left,
 )
+from fedseed.runs.parties import load_present
 from fedseed.tasks.data import Picture, TaskData
 
 PART = "\ufffd"  # what a tokenizer writes for a part of a character
@@ -58,7 +59,7 @@ def preview(
         RecipeError: the data or the tokenizer can't be loaded, there is no such client, or the
             examples are pictures.
     """
-    data = recipe.task.load()
+    data = load_present(recipe)
     clients_by_name = {one.name: one for one in data.clients}
     if client is not None and client not in clients_by_name:
         raise RecipeError(
