@@ -111,6 +111,16 @@ WRONG = [  # a recipe, and the words of its error in their order; "$": its end
         f"learning_rate = 0.1\n{GOOD}",
         "learning_rate = 0.1: unknown key (there is method.training.learning_rate);",
     ),
+    # a table of this name elsewhere goes before one that is spelt like it
+    (
+        f"{GOOD}[training]\nsteps = 3",
+        "training = {'steps': 3}: unknown key (there is method.training); allowed here: title",
+    ),
+    (
+        GOOD.replace("[method]", "[method]\nlearning_rate = 0.1", 1),
+        "method.learning_rate = 0.1: unknown key of ferret: .*(--unset method.learning_rate), or "
+        "set method.training.learning_rate; allowed",
+    ),
     # the kind of a partition is called as one of its keys
     (
         f"{GOOD}{FIELD}partition = {{kind = 'field', field = 0.1}}",
