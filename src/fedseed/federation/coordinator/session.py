@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from fedseed.privacy.secure.settings import SecureSums
-from fedseed.reports.progress import LastingTroubles, Progress
+from fedseed.reports.progress import Progress
 from fedseed.text import show_text
 from fedseed.transport.base import CoordinatorEnd
 from fedseed.weights.layout import DigestKind
@@ -139,14 +139,9 @@ class Session:
     failure: Exception | None = None  # the error that ends the run
     # whether the clients are in this process; then each answers once, even if its answer is refused
     at_hand: bool = False
-    # what a server does not do for one client, as long as it does not
-    troubles: LastingTroubles = field(init=False)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _called: float = 0.0
     _call_interval: float = 1.0  # seconds between calls because of a stranger
-
-    def __post_init__(self) -> None:
-        self.troubles = LastingTroubles(self.progress.warn)
 
     def fail(self, error: Exception) -> None:
         """End the run with an error; `pause` raises it."""
