@@ -130,7 +130,7 @@ def load_present(recipe: Recipe) -> TaskData:
         name = Path(path).stem
         if name not in names:
             return task.load()
-        return join_parties(recipe, [task.load_own(name, OwnData(path=path))])
+        return join_parties(recipe, [task.load_own(name, OwnData(path=Path(path)))])
     present = [name for name in names if name in names_there]
     if not present:
         return load_data(recipe)  # raises an error about the path
