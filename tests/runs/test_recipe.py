@@ -10,7 +10,7 @@ from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
 from fedseed.recipe.keys import find_keys, list_keys, near_key
 from fedseed.recipe.packaged import packaged_recipes
-from fedseed.recipe.reading import read_recipe
+from fedseed.recipe.reading import parse_stored_recipe, read_recipe
 from fedseed.recipe.settings import FederationSettings, Recipe
 from fedseed.runs.folder import RunFolder, compare_recipes
 from fedseed.tasks import CLOZE, MEZO
@@ -43,6 +43,14 @@ def test_packaged_recipes_are_valid_and_complete_ones_read_back(name, recipe):
     assert read.title
     again = read_recipe(recipe(read.to_toml()))
     assert again == read
+
+
+@pytest.mark.parametrize("method", ["ferret", "subspace"])
+def test_a_complete_recipe_with_a_budget_of_bytes_reads_back(method, recipe):
+    """As `fedseed evaluate`, `--resume` and worker processes read it."""
+    text = f'rounds = 3\n[method]\nname = "{method}"\nbytes = "28kB"\n'
+    read = read_recipe(recipe(text))
+    assert read_recipe(recipe(read.to_toml())) == read == parse_stored_recipe(read.to_toml())
 
 
 SHARED = GOOD.replace("directions = 100", 'directions = 100\nseeds = "shared"')
@@ -102,6 +110,16 @@ WRONG = [  # a recipe, and the words of its error in their order; "$": its end
     (
         f"learning_rate = 0.1\n{GOOD}",
         "learning_rate = 0.1: unknown key (there is method.training.learning_rate);",
+    ),
+    # a table of this name elsewhere goes before one that is spelt like it
+    (
+        f"{GOOD}[training]\nsteps = 3",
+        "training = {'steps': 3}: unknown key (there is method.training); allowed here: title",
+    ),
+    (
+        GOOD.replace("[method]", "[method]\nlearning_rate = 0.1", 1),
+        "method.learning_rate = 0.1: unknown key of ferret: .*(--unset method.learning_rate), or "
+        "set method.training.learning_rate; allowed",
     ),
     # the kind of a partition is called as one of its keys
     (

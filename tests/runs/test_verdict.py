@@ -142,6 +142,9 @@ def test_rates_that_learn_are_not_accused(name, share):
     assert not any("diverged" in text for text in heard.warnings)
 
 
+SKIPPED = {"client": "a", "reason": "loss is nan at local step 2"}
+
+
 def line(number, loss=None, local=None, norm=None, **more):
     metrics = {} if loss is None else {"loss": loss}
     return RoundLine(number, train_loss=local, weights_norm=norm, metrics=metrics, **more)
@@ -179,6 +182,8 @@ def test_a_wiped_model_is_no_progress_though_its_loss_fell():
         [line(0, 1.0), line(1, 40.0, 30.0), line(2, 0.9, 2.0)],
         [line(0, math.nan), line(1, math.nan, math.nan)],
         [line(0, 1.0), line(1, 1.0, 1.0, skipped=[{"client": "a", "reason": "no usable example"}])],
+        # one of two clients has answered
+        [line(0, 1.0), line(1, 1.0, 1.0, skipped=[SKIPPED], taking_part=2)],
         [line(0), line(1, None, 1.2), line(2, None, 2.0)],
         # one held-out example after two rounds of a page's own commands
         [line(0, 1.78, norm=1.0), line(2, 2.15, 1.7, norm=1.03)],
@@ -192,7 +197,8 @@ def test_a_wiped_model_is_no_progress_though_its_loss_fell():
         ],
     ],
     ids=[
-        *("noise", "near zero", "by heart", "recovered", "bad base", "no data", "no test"),
+        *("noise", "near zero", "by heart", "recovered", "bad base", "no data", "one answer"),
+        "no test",
         *("one example", "on its way", "new head", "reward"),
     ],
 )
@@ -207,7 +213,7 @@ def test_what_is_no_divergence(history):
         (line(1, math.inf), "its held-out loss is inf"),
         (line(1, 1.0, 1e9), "the clients' local loss is 1e+09"),
         (line(1, 1.0, math.nan), "the clients' local loss is nan"),
-        (line(1, 1.0, skipped=[{"client": "a", "reason": "loss is nan"}]), "loss is nan"),
+        (line(2, 1.0, skipped=[SKIPPED] * 4, rounds=2, taking_part=4), "loss is nan"),
         (
             line(
                 1, 1.0, 1.0, not_taken=[{"round": 1, "reason": "it would move every weight by 2"}]
@@ -219,6 +225,18 @@ def test_what_is_no_divergence(history):
 )
 def test_what_is_one(last, reason):
     assert reason in judged(line(0, 1.0), last).reason
+
+
+def test_a_run_in_which_every_clients_loss_overflows_has_diverged():
+    model, clients, held_out = base_model(torch.float32)
+    method = FedAvg(training=steps(1e38))
+    objective = Supervised(lambda out, y: cross_entropy(out, y, reduction="none"))
+    federation = Federation(
+        model, clients, method, objective, evaluation={"": held_out}, rounds=2, seed=1
+    )
+    failure = federation.run().summary["failure"]
+    assert failure["kind"] == "diverged" and failure["round"] == 1
+    assert failure["reason"].startswith("no client could answer: loss is nan at local step ")
 
 
 def test_without_held_out_examples_the_local_loss_and_the_norm_tell():

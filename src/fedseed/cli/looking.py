@@ -214,7 +214,8 @@ def preview(
     """
     checked = reading.read_recipe(recipe, check_paths=True)
     with waiting("making tokens of the examples"):
-        from fedseed.runs.preview import preview as look  # torch from here on
+        from fedseed.runs.preview import REST  # torch from here on
+        from fedseed.runs.preview import preview as look
 
         shown_examples, notes = look(checked, client, examples)
     for line in notes:
@@ -230,7 +231,10 @@ def preview(
         legend = "[[...]] counts for the loss, | ends a token"
         if console.is_terminal:
             legend = "green counts for the loss"
-        console.print(f"{legend}; ⏎ is a line's end", highlight=False)
+        legend += "; ⏎ is a line's end"
+        if any(text == REST for example in shown_examples for text, _ in example.pieces):
+            legend += f"; {REST} is the rest of a character"
+        console.print(legend, highlight=False, soft_wrap=True)
 
 
 def _tokens_text(pieces: Sequence[tuple[str, bool]], coloured: bool) -> Text:
@@ -320,13 +324,15 @@ def partition(
     reading: Reading,
 ) -> None:
     """Say who holds what: each client's examples by label. Needs the data, no model."""
-    task = reading.read_recipe(recipe).task
+    checked = reading.read_recipe(recipe)
+    task = checked.task
     if picture is not None and picture.suffix != ".png":
         raise RecipeError(f"--out {picture}: the picture is a .png file")
     with waiting("reading the data"):
         from fedseed.reports.partition import partition_statistics, partition_table
+        from fedseed.runs.parties import load_present
 
-        data = task.load()
+        data = load_present(checked)
         statistics = partition_statistics(data)
     screen = Telling(as_json).screen()
     screen.print(*partition_table(statistics), *data.notes, sep="\n", highlight=False)

@@ -26,18 +26,19 @@ from fedseed.cli.common import (
     stepping,
 )
 from fedseed.durable import write_whole
-from fedseed.errors import FedseedError, RecipeError, plural, to_install
+from fedseed.errors import FedseedError, RecipeError, to_install
 from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet
 from fedseed.reports.progress import Screen
 from fedseed.reports.results import read_summary
 from fedseed.reports.view import view_folder
 from fedseed.tasks.files import read_records
-from fedseed.text import clean
+from fedseed.text import clean, listed
 
 if TYPE_CHECKING:
     from fedseed.objectives.generation import Writer
     from fedseed.runs.tuned import Tuned
 
+SHOWN_MODELS = 12  # how many names `serve-model` shows
 # what a comparison takes from a run's summary
 COMPARED = {
     "baseline",
@@ -326,6 +327,9 @@ def _talk(writer: "Writer", chat: bool) -> None:
         print(_printable(turns[-1]["content"] if chat else writer.continue_prompt(line).text))
 
 
+SHOWN_MODELS = 12  # how many names `serve-model` shows
+
+
 @contextmanager
 def _needing_web_server(command: str) -> Iterator[None]:
     """Import what needs the extra `serve`. Raises FedseedError with a remedy."""
@@ -372,7 +376,9 @@ def serve_model(
     service = Service(sources, placing.base, placing.device, keep, max_tokens, folders)
 
     def ready(address: str) -> None:
-        say(f"{plural(len(service.names), 'model')}: {address} (Ctrl-C ends)")
+        # a request's `model` is one of these names
+        word = "model" if len(service.names) == 1 else "models"
+        say(f"{address}, {word} {listed(service.names, SHOWN_MODELS)} (Ctrl-C ends)")
 
     with suppress(KeyboardInterrupt):
         service.serve(host, port, ready)

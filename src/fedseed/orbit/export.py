@@ -9,7 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedseed.errors import FedseedError
+from fedseed.durable import explain_failed_write, find_system_error
+from fedseed.errors import FedseedError, StorageError
 from fedseed.models import adapters
 from fedseed.models.quantization import save_whole, write_quantization
 from fedseed.orbit.card import Facts, Form, card
@@ -202,7 +203,10 @@ def export_model(
                 if path.is_file():
                     path.chmod(mode & 0o777)
                 path.replace(target)
-    except OSError as error:
-        raise FedseedError(
-            f"{folder}: the model can't be written: {error.strerror or error}"
+    except Exception as error:
+        cause = find_system_error(error)
+        if cause is None:
+            raise
+        raise StorageError(
+            f"{folder}: the model can't be written: {explain_failed_write(cause)}"
         ) from error

@@ -289,17 +289,20 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
             first_table = f"{path[0]}."
             if len(path) == 1:
                 first_table = ""
+            # keys of this name in another table
+            same_keys = [
+                one for one in keys if one.endswith(f".{path[-1]}") and one.startswith(first_table)
+            ]
             if owners:
+                other = f", or set {' and '.join(same_keys)}" if same_keys else ""
                 hint = (
                     f" of {_table_kind(data, path)}: it is a key of {', '.join(owners)}; leave it "
-                    f"out (--unset {key})"
+                    f"out (--unset {key}){other}"
                 )
+            elif same_keys:
+                hint = f" (there is {' and '.join(same_keys)})"
             elif near:
                 hint = f" (did you mean {near}?)"
-            elif same_keys := [
-                one for one in keys if one.endswith(f".{path[-1]}") and one.startswith(first_table)
-            ]:
-                hint = f" (there is {' and '.join(same_keys)})"  # in another table
             text = (
                 f"{key} = {show_text(repr(value_given), SHOWN)}: unknown key{hint}; allowed here: "
                 f"{', '.join(allowed)}"

@@ -3,8 +3,12 @@
 And the console that everything is shown on.
 """
 
-from collections.abc import Iterable, Iterator
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -23,6 +27,10 @@ from fedseed.errors import plural
 from fedseed.metrics import metric_text, metric_title, shown_metrics
 from fedseed.reports.results import RoundLine
 from fedseed.text import clean
+
+FIRST_INTERVAL_SECONDS = 60.0  # between the first two times that a lasting trouble is shown
+MOST_INTERVAL_SECONDS = 3600.0
+MOST_TROUBLES = 1_000  # how many troubles are remembered
 
 
 class Screen(Console):
@@ -62,6 +70,54 @@ class Progress:
 
     def warn(self, text: str) -> None:
         """Show something that a person should know; the run goes on."""
+
+
+@dataclass
+class ShownTrouble:
+    """When a trouble was shown, and when it last came up."""
+
+    shown_at: float
+    last_at: float
+    interval: float = FIRST_INTERVAL_SECONDS  # seconds until it is shown again
+
+
+@dataclass
+class LastingTroubles:
+    """Shows a trouble that comes up again and again: at once, and then at growing intervals.
+
+    Args:
+        warn: shows a line.
+        clock: a monotonic clock, in seconds.
+    """
+
+    warn: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    # by text without numbers, the one that came up last at the end
+    _troubles: OrderedDict[str, ShownTrouble] = field(default_factory=OrderedDict)
+
+    def report(self, party: str, problem: str) -> None:
+        """Report a trouble; texts that differ in numbers alone, as of rounds, are one trouble.
+
+        Args:
+            party: the name of the client or process that has it.
+            problem: the trouble, with the party's name in it.
+        """
+        current_time = self.clock()
+        key = f"{party}\n" + re.sub(r"\d+", "", problem)
+        trouble = self._troubles.pop(key, None)
+        if trouble is not None and current_time > trouble.last_at + FIRST_INTERVAL_SECONDS:
+            trouble = None  # it was over, and has come back
+        if trouble is None:
+            trouble = ShownTrouble(current_time, current_time)
+            self.warn(problem)
+        elif current_time >= trouble.shown_at + trouble.interval:
+            trouble.shown_at = current_time
+            trouble.interval = min(2 * trouble.interval, MOST_INTERVAL_SECONDS)
+            self.warn(problem)
+        trouble.last_at = current_time
+        self._troubles[key] = trouble
+        if len(self._troubles) > MOST_TROUBLES:
+            self._troubles.popitem(last=False)
 
 
 def choose_progress(progress: Progress | bool | None) -> Progress:

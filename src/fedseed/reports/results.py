@@ -24,7 +24,8 @@ class RoundLine:
 
     round: int  # the round's number; of several, the last one's
     rounds: int = 1  # how many rounds the line is about
-    clients: list[str] = field(default_factory=list)  # the names of those who took part
+    # the names of those who took part: who were asked, whether or not they gave an update
+    clients: list[str] = field(default_factory=list)
     taking_part: int = 0  # how many they were, added up over the rounds
     # {"client", "reason"} of each client that was asked and gave no update
     skipped: list[dict[str, Any]] = field(default_factory=list)

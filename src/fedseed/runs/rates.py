@@ -42,6 +42,7 @@ from fedseed.processes import alone
 from fedseed.recipe.settings import Recipe
 from fedseed.runs.loop import rate_of
 from fedseed.runs.model_setup import Equipment, equip, host_examples
+from fedseed.runs.parties import load_data
 from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
 from fedseed.tasks.data import ClientData, TaskData
@@ -244,7 +245,7 @@ def find_rate(
             "yourself"
         )
     key, rate = _rate_key(recipe.method)
-    trials = _Trials(recipe, recipe.task.load() if data is None else data)
+    trials = _Trials(recipe, load_data(recipe) if data is None else data)
     result, method = TunedRate(key, rate), recipe.method
     # unit: a round of one client
     units = (share if share < 1 else SHARE) * recipe.rounds * trials.per_round

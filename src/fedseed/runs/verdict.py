@@ -101,7 +101,8 @@ def _judge_line(base: RoundLine, line: RoundLine, guess: float | None) -> tuple[
 def _judge_answers(line: RoundLine) -> tuple[str, float] | None:
     """Judge whether the rounds made no step because numbers overflowed or were too large."""
     overflowed = [one for one in line.skipped if NOT_FINITE.search(str(one.get("reason")))]
-    if overflowed and line.taking_part == 0:
+    # those who were asked and gave no update count among those who took part
+    if overflowed and len(line.skipped) >= line.taking_part:
         return f"no client could answer: {overflowed[-1]['reason']}", 0.01
     too_far = [one for one in line.not_taken if _is_too_far(str(one.get("reason")))]
     if too_far and len(too_far) == line.rounds:

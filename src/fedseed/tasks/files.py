@@ -11,6 +11,7 @@ import shlex
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -143,15 +144,27 @@ def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
         text = data.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         begin = data.rfind(b"\n", 0, error.start) + 1
-        guess = "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "ISO-8859-1"
-        name, better = shlex.quote(path.name), shlex.quote(f"{path.stem}.converted")
         raise RecipeError(
             f"{path} line {data.count(10, 0, error.start) + 1}: not {encoding.upper()} text: byte "
-            f"0x{data[error.start]:02x} at the line's byte {error.start - begin + 1}; if it is "
-            f"{guess.replace('ISO-8859-1', 'Latin-1')}, convert it: iconv -f {guess} -t "
-            f"{encoding.upper()} {name} > {better} && mv {better} {name}"
+            f"0x{data[error.start]:02x} at the line's byte {error.start - begin + 1}; "
+            f"{_conversion(path, data, encoding.upper())}"
         ) from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _conversion(path: Path, data: bytes, encoding: str) -> str:
+    """Return what to do with a file whose bytes are in another encoding than the expected one."""
+    likely, condition = "ENCODING", "convert it from the encoding that it has"
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        likely, condition = "UTF-16", "if it is UTF-16, convert it"
+    else:
+        # Windows-1252 has quotation marks, dashes and the euro sign where Latin-1 has control
+        # characters; all else is the same in both, so this conversion is right for either
+        with suppress(UnicodeDecodeError):
+            data.decode("windows-1252")
+            likely, condition = "WINDOWS-1252", "if it is Windows-1252 or Latin-1, convert it"
+    name, better = shlex.quote(path.name), shlex.quote(f"{path.stem}.converted")
+    return f"{condition}: iconv -f {likely} -t {encoding} {name} > {better} && mv {better} {name}"
 
 
 def read_json(path: Path, hint: str = "") -> FileRow:

@@ -274,7 +274,10 @@ class FilesTask(Task):
         elif self.evaluation_file and self.evaluation_split:
             problem = "task.evaluation_file and task.evaluation_split: give only one of them"
         elif not self.path.strip():
-            problem = f"{setting}: it is empty; {HINT}; or, over a network, use join --data"
+            problem = (
+                f"{setting}: it is empty; {HINT}; or, over a network, use join --data, and to "
+                "evaluate such a run --set task.path=FOLDER"
+            )
         elif not place.exists() and not is_hub_name(self.path):
             problem = f"{setting}: there is no such file or folder; {HINT}"
         elif self.evaluation_split and place.exists() and not is_saved(place):

@@ -453,7 +453,8 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
 
     async def allow(self, owner: str | None, byte_limit: int | None) -> None:
         bucket = self.subjects.bucket(owner)
-        with network_errors(f"the object store {bucket} can't be made"):
+        size = "" if byte_limit is None else f" for {byte_limit:,} bytes"
+        with network_errors(f"the object store {bucket}{size} can't be made"):
             try:
                 await self._stream.object_store(bucket)
             except NotFoundError:
