@@ -34,7 +34,7 @@ from fedseed_papers.audits.inverting import last_layer
 from fedseed_papers.audits.reconstruct import PixelLayer
 from fedseed_papers.audits.spans import (
     Array,
-    Seen,
+    LayerGradient,
     pick_by_pursuit,
     pick_by_span,
     rank_share,
@@ -345,7 +345,7 @@ class _Messages:
         space.apply(method.change(coordinator.state, step))
         return -np.concatenate([p.detach().double().reshape(-1).numpy() for p in space.parameters])
 
-    def _read_layers(self, clients: int) -> list[Seen]:
+    def _read_layers(self, clients: int) -> list[LayerGradient]:
         """Return the rows that the step gives of each first matrix, with the candidate inputs."""
         change = self._change(clients)
         method, state = self.worker.method, self.worker.state
@@ -366,7 +366,7 @@ class _Messages:
                     signs = subspace.signs(begin, shape.longer).astype(np.float64)
                     signs *= subspace.sign_scale
                     matrix, inputs = matrix @ np.linalg.pinv(signs), inputs @ signs.T
-            layers.append(Seen(matrix, inputs))
+            layers.append(LayerGradient(matrix, inputs))
         return layers
 
     def _error(self, clients: int) -> float | None:

@@ -28,7 +28,7 @@ SMALLEST = 1e-5
 
 
 @dataclass(frozen=True)
-class Seen:
+class LayerGradient:
     """What is known of one layer's gradient, and what the candidates would look like in it.
 
     Args:
@@ -56,7 +56,7 @@ def row_space(rows: Array) -> Array:
     return orthonormal
 
 
-def residuals(layers: Sequence[Seen]) -> Array:
+def residuals(layers: Sequence[LayerGradient]) -> Array:
     """Return how much of each candidate is outside the span of the rows, from 0 to 1.
 
     A layer whose rows span everything says nothing; several layers are averaged.
@@ -75,7 +75,7 @@ def residuals(layers: Sequence[Seen]) -> Array:
     return np.asarray(np.mean(outside, axis=0))
 
 
-def pick_by_span(layers: Sequence[Seen], count: int, allowed: Sequence[int]) -> list[int]:
+def pick_by_span(layers: Sequence[LayerGradient], count: int, allowed: Sequence[int]) -> list[int]:
     """Return the candidates that are the least outside the span; none if the span says nothing.
 
     Args:
@@ -91,7 +91,7 @@ def pick_by_span(layers: Sequence[Seen], count: int, allowed: Sequence[int]) -> 
 
 
 def pick_by_pursuit(
-    layers: Sequence[Seen], count: int, allowed: Sequence[int], certain: Sequence[int] = ()
+    layers: Sequence[LayerGradient], count: int, allowed: Sequence[int], certain: Sequence[int] = ()
 ) -> list[int]:
     """Return candidates in the order in which pursuit picks them.
 
@@ -126,7 +126,7 @@ def pick_by_pursuit(
     return choices
 
 
-def _without(layer: Seen, explained: Sequence[int]) -> Array:
+def _without(layer: LayerGradient, explained: Sequence[int]) -> Array:
     """Return a layer's rows without what some candidates explain together."""
     if not explained:
         return layer.rows
