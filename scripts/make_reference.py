@@ -201,7 +201,7 @@ def _table_page(table: str, keys: list[list[Key]]) -> str:
     for number, group in enumerate(GROUPS):
         rows = [_row(same) for same in keys if _group(same[0].key) == number]
         if rows:
-            head = "| key | type | default | meaning |\n|---|---|---|---|"
+            head = "| key | meaning | type | default |\n|---|---|---|---|"
             parts.append("\n".join([f"## {group}", "", head, *rows, ""]))
     return "\n".join(parts)
 
@@ -228,9 +228,9 @@ def _row(same: list[Key]) -> str:
     ]
     cells = (
         f"`{name}`",
+        " ".join(about),
         _each([key.kind for key in same], same),
         _each(list(map(_default, same)), same),
-        " ".join(about),
     )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
