@@ -196,9 +196,9 @@ def find_inputs(recipe: Recipe, attacked: Attacked, say: Say = lambda text: None
     size = 0
     for seed in attacked.seeds:
         order = np.random.default_rng(seed).permutation(len(target.examples))[:needed]
-        examples = [target.examples[number] for number in order]
+        sampled_examples = [target.examples[number] for number in order]
         step = attacked.examples
-        clients = [examples[start : start + step] for start in range(0, needed, step)]
+        clients = [sampled_examples[start : start + step] for start in range(0, needed, step)]
         for kind, setting in _messages(attacked):
             batch = _Messages(target, clients, kind, setting, seed)
             size = batch.worker.space.size
