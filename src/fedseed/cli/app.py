@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from fedseed.cli.waiting import waiting
 from fedseed.errors import PAPERS, FedseedError, RecipeError, to_install
-from fedseed.processes import COMMAND, alone
+from fedseed.processes import COMMAND, refuse_torchrun
 from fedseed.registry import COMMANDS
 from fedseed.threads import let_waiting_threads_sleep
 
@@ -282,7 +282,7 @@ def options(
 ) -> None:
     """Take the options that stand before the command."""
     if context.invoked_subcommand not in ("run", "join"):
-        alone(f"fedseed {context.invoked_subcommand}")
+        refuse_torchrun(f"fedseed {context.invoked_subcommand}")
     global _debug
     _debug = debug
 

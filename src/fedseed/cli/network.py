@@ -38,7 +38,7 @@ from fedseed.federation.control import Status, parse_control
 from fedseed.federation.protocol import list_names
 from fedseed.metrics import metric_of, metric_title, shown_metrics
 from fedseed.orbit import Orbit
-from fedseed.processes import alone
+from fedseed.processes import refuse_torchrun
 from fedseed.recipe.reading import read_recipe, read_toml
 from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Shown
@@ -330,7 +330,7 @@ def join(
     own_data = OwnData(site.data, site.evaluation_file, site.evaluation)
     way = transport(reaching.reach(checked, site.client[0]), name)
     if site.out is not None:
-        alone("--out")
+        refuse_torchrun("--out")
     # torch from here on
     from fedseed.runs.joining import (
         Loading,

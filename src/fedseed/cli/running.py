@@ -23,7 +23,7 @@ from fedseed.cli.network import by_client
 from fedseed.cli.waiting import waiting
 from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.experiments import sweeps
-from fedseed.processes import alone, warm
+from fedseed.processes import refuse_torchrun, warm
 from fedseed.reports.comparison import Compared, results_sheet
 from fedseed.reports.progress import Shown
 from fedseed.reports.results import read_summary
@@ -68,7 +68,7 @@ def run(
         raise RecipeError("--ray: say by --workers how many processes the cluster is to have")
     with interruptible("--resume"):
         if running.workers is not None:
-            alone("--workers")
+            refuse_torchrun("--workers")
             if running.ray is None:
                 warm()
         with waiting("loading torch"):

@@ -3,7 +3,7 @@
 It also describes the faults of a table.
 
 The fields of the classes say what is allowed, their descriptions or the "Args" of the docstrings
-what they mean; so `fedseed explain`, `fedseed list keys`, docs/recipe.md and errors always match
+what they mean; so `fedseed explain`, `fedseed list keys`, docs/recipe/ and errors always match
 the code, plug-ins included.
 """
 

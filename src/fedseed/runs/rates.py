@@ -38,7 +38,7 @@ from fedseed.methods import Method
 from fedseed.models import adapters
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.prepared import prepare, with_reference
-from fedseed.processes import alone
+from fedseed.processes import refuse_torchrun
 from fedseed.recipe.settings import Recipe
 from fedseed.runs.loop import rate_of
 from fedseed.runs.model_setup import Equipment, equip, host_examples
@@ -238,7 +238,7 @@ def find_rate(
             include the trials.
         FedseedError: no rate lowers the loss.
     """
-    alone('learning_rate = "auto"')
+    refuse_torchrun('learning_rate = "auto"')
     if recipe.privacy is not None or recipe.secure_sums is not None:
         raise RecipeError(
             "tune-rate: trials would reveal what [privacy] and [secure_sums] hide: set a rate "

@@ -242,7 +242,7 @@ class End(ABC):
 
         Raises:
             MessageError: it is not there or does not come ("... can't be had ..."), or has another
-                size.
+                size ("... 200,000 bytes, 200,001 were announced").
         """
 
     @abstractmethod
