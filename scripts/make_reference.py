@@ -31,34 +31,34 @@ BEGINNING = """# Recipe reference
 
 <!-- made by scripts/make_reference.py: change the settings' docstrings, then run it again -->
 
-Every key that a recipe may have: its type, its default, what it means, and of which method, task or kind of table it
-is. `fedseed explain KEY` shows the same in a terminal, also for keys of plug-ins; `fedseed new DIR` writes a recipe to
+Every key that a recipe may have: its type, its default, its meaning, and the method, task or kind of table that has
+it. `fedseed explain KEY` shows the same in a terminal, also for keys of plug-ins; `fedseed new DIR` writes a recipe to
 begin with. A key is given in its table (`[method.training]`, then `learning_rate = 0.1`), or on the command line
 (`--set method.training.learning_rate=0.1`).
 
-A key that is not here is an error, and so is a value of another type. Numbers are finite. Whole numbers are at most
-4,294,967,295; seeds go up to 2^64 - 1. Relative paths begin in the recipe's folder, or, if they are not there, in the
-current one; those of `--set` begin in the current one.
+An unknown key is an error, and so is a value of another type. Numbers are finite. Whole numbers are at most
+4,294,967,295; seeds go up to 2^64 - 1. Relative paths begin in the recipe's folder or, if nothing is there, in the
+current folder; those of `--set` begin in the current folder.
 """
 TABLES = {
-    "": "They stand before the first table.",
-    "model": "The base, its device and precision, what of it trains.",
-    "task": "The data. `task.name` says which of the tasks below.",
-    "federation": "Who takes part in a round, and the network.",
-    "method": "The method. `method.name` says which of the methods below.",
+    "": "These keys come before the first table.",
+    "model": "The base, its device and precision, what of it is trained.",
+    "task": "The data. `task.name` chooses one of the tasks below.",
+    "federation": "The clients of a round, and the network.",
+    "method": "The method. `method.name` chooses one of the methods below.",
     "aggregation": "How the answers of a round are combined. What a robust rule costs: "
     "docs/robustness.md.",
-    "bounds": "How far from the others a client, or a step, may be (docs/trust.md).",
-    "privacy": "Noise for privacy ([privacy](privacy.md)). Without this table there is none but "
-    "DP-FeedSign's.",
-    "secure_sums": "Sums in place of answers (docs/secure-sums.md). Without this table all are "
-    "read.",
+    "bounds": "How far a client's update, or a step, may differ from others (docs/trust.md).",
+    "privacy": "Noise for privacy ([privacy](privacy.md)). Without this table only "
+    "DP-FeedSign is private.",
+    "secure_sums": "Sums in place of answers (docs/secure-sums.md). Without this table the "
+    "coordinator reads each answer.",
     "attack": "Byzantine clients, in simulation. Without this table there are none.",
     "reward": "Rewards of generated answers in place of a loss (docs/evolution.md). Without this "
     "table there are none.",
     "evaluation": "When and how the model is evaluated.",
     "stopping": "Early stopping. Without this table there is none.",
-    "tracking[]": "Where else metrics go: `[[tracking]]`, as often as there are places.",
+    "tracking[]": "Further places for metrics: one `[[tracking]]` for each.",
 }
 
 # Each table's keys stand in three groups. What is in neither list is an expert's: a new key needs

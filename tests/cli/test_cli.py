@@ -187,7 +187,7 @@ def test_orbit_commands(finished, tmp_path):
     assert "the same base, settings and 2 steps" in fedseed("orbit", "diff", orbit, orbit).stdout
     refused(
         1,
-        "every step of ferret counts",
+        "ferret needs all its steps",
         "orbit",
         "compact",
         orbit,
@@ -199,7 +199,7 @@ def test_orbit_commands(finished, tmp_path):
     signed = ["orbit", "verify", tmp_path / "one.orbit", "--key", tmp_path / "key.pub"]
     assert "the signature is that of key.pub" in fedseed(*signed).stdout
     signed[2:3] = [orbit, "--signature", tmp_path / "one.orbit.sig"]
-    refused(1, "not this key's signature", *signed)
+    refused(1, "not a signature of this file by this key", *signed)
 
 
 @pytest.mark.long

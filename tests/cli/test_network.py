@@ -56,7 +56,7 @@ def test_servers_that_are_not_there(recipe, tmp_path, monkeypatch):
     ("arguments", "text"),
     [
         (("join", "RECIPE", "--nats", "nats://127.0.0.1:1"), "--client NAME"),
-        (("serve", "RECIPE"), "where is the server?"),
+        (("serve", "RECIPE"), "the server's address is missing"),
         (("serve", "RECIPE", "--nats", "http://x"), "write nats://HOST:PORT"),
         (("serve", "RECIPE", "--nats", "nats://x", "--run", "a.b"), "run name 'a.b'"),
         (
