@@ -97,7 +97,7 @@ NOWHERE = {
     "verify demo --client north --data nix": "nix: there is no such file or folder",
     "verify demo/nix --client north": "demo/nix: there is no such file or folder",
     "generate demo --file nix": "--file nix: can't be read",
-    "report demo/nix": "demo/nix: no run is here",
+    "report demo/nix": "demo/nix: there is no run in this folder",
     "orbit info demo/nix": "demo/nix: can't be read",
     **{
         f"{command} demo/nix": "demo/nix: there is no such folder or file"

@@ -40,7 +40,7 @@ def test_a_folder_takes_an_orbit_and_gives_it_again(form, orbits, tmp_path):
     said = well("orbit", "pull", place, "--out", tmp_path / "got" / "one.orbit").stdout
     assert "1 step on" in said
     assert (tmp_path / "got" / "one.orbit").read_bytes() == one.read_bytes()
-    refused(1, "there already", "orbit", "pull", place, "--out", tmp_path / "got" / "one.orbit")
+    refused(1, "exists already", "orbit", "pull", place, "--out", tmp_path / "got" / "one.orbit")
     well("orbit", "push", two, place, "--force")
     assert (tmp_path / "shared" / "model.orbit").read_bytes() == two.read_bytes()
 

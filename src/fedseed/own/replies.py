@@ -19,7 +19,7 @@ LAST_EVENT = "data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class Begun:
-    """The model is about to write; nothing about the request itself can fail any more."""
+    """The model begins to write: the request is valid."""
 
     tool_format: ToolFormat | None = None
 

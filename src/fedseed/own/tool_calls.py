@@ -1,7 +1,7 @@
 """Find tool calls in what a model writes.
 
-There is no universal way to write a call: a model writes it as its chat template does. These ways
-are known, and told apart by the template's text:
+There is no standard form of a call: a model uses that of its chat template. These forms are known,
+and recognised by the template's text:
 
     Hermes, Qwen    <tool_call>{"name": "weather", "arguments": {"town": "Bonn"}}</tool_call>
     Qwen's coders   <tool_call><function=weather><parameter=town>Bonn</parameter></function>
@@ -50,13 +50,13 @@ class ToolFormat:
 
     Args:
         name: the families of models that have it.
-        signs: texts by one of which a chat template shows that it writes calls so.
+        signs: texts of which a chat template with this format has at least one.
         openings: texts that begin calls.
         closing: what ends a call; "": calls go on to the answer's end.
         only_at_start: whether calls stand only at the beginning of an answer.
-        read: returns the calls of what stands between opening and closing, of the functions that
-            are given; None: these are no calls.
-        markers: what may be special tokens of a tokenizer, which have to stay in the text.
+        read: returns the calls in the text between opening and closing, for the given functions;
+            None: the text has no valid calls.
+        markers: texts that may be special tokens of a tokenizer, and have to stay in the text.
     """
 
     name: str
