@@ -99,7 +99,7 @@ def test_a_damaged_or_growing_folder_is_shown_as_far_as_it_goes(runs, tmp_path):
         json.loads(lines[2])["loss"],
     )
     Page(run_page(view))
-    with pytest.raises(FedseedError, match="no run is here"):
+    with pytest.raises(FedseedError, match="there is no run in it"):
         view_folder(tmp_path / "nowhere")
 
 

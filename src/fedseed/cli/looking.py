@@ -53,7 +53,7 @@ HEADINGS = {"models": ("name", "about", "where"), "keys": ("key", "type", "defau
 ENDINGS: Mapping[LISTED, str] = {
     "bases": "These are bases of random directions (method.basis). Models to tune: fedseed list "
     "models",
-    "models": "Any folder or hub name with a model of transformers will do, too (model.base).",
+    "models": "Any folder or hub name of a transformers model is possible, too (model.base).",
     "recipes": "--all also shows those with the papers' published settings, which need the papers' "
     "models.",
     "keys": "fedseed explain KEY explains a key; docs/recipe.md has all keys.",
@@ -175,13 +175,13 @@ def explain(
 
 
 def _split_table(matches: Sequence["Key"], word: str) -> tuple[Sequence["Key"], list[str]]:
-    """Return the keys to explain, and the names of the others where a table was asked for.
+    """Return the keys to explain, and the names of the others if the word names a table.
 
-    In a table whose name or kind decides its type, that key is explained; in others, none.
+    For a table, only the key that chooses its type (name or kind) is explained, if there is one.
 
     Args:
         matches: the keys that a word means.
-        word: what was asked for.
+        word: the requested word.
     """
     word = word.strip().strip("[]")
     tables = (f"{word}.", f"{word}[].")

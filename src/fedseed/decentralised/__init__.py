@@ -12,8 +12,8 @@ Two designs were sketched.
    weights and a rounding for each node, m must be known, absent nodes make every step smaller, and
    a vote has no majority.
 2. All steps of one number are a round, and the round is combined by the method as a coordinator
-combines answers: in the order of nodes, by the mean over the nodes that are present, or by the
-majority. A late step changes its round, which is undone and replayed.
+   combines answers: in the order of nodes, by the mean over the nodes that are present, or by the
+   majority. A late step changes its round, which is undone and replayed.
 
 The second design is built. It needs no arithmetic of its own: `federation.coordinator.Coordinator`
 is a function of a round's updates, which every node runs for itself. So a mesh that loses nothing
@@ -27,13 +27,13 @@ side of a partition has made further ones, the step is still applied at its plac
 estimate belongs to other weights then, as in any method with delays.
 
     entry         a step as it stands in a log: chained to the one before, checked or signed
-    logfile       a log on disk: a node's own is on disk before anybody hears of it
-    history       all logs as far as a node has heard them; who has written two different steps
-    messages      what neighbours send each other
+    logfile       a log on disk: a node's own entries are on disk before they are sent
+    history       all logs that a node knows, and proofs of two different steps with one number
+    messages      the messages between neighbours
     model         the weights: combines rounds, undoes and replays, keeps checkpoints
-    pace          when a node makes its next step, and whom it waits for
+    pace          when a node makes its next step, and which nodes it waits for
     node          one node without a network: bytes in, bytes out
     process       a node on a transport
     simulation    many nodes in one process, with delays, losses and partitions
-    fitting       what can't work, and why
+    fitting       settings that can't work, with the reasons
 """

@@ -317,7 +317,7 @@ class Node:
         self._append(work.round, payload or b"", kind, current_time)
 
     def leave(self, current_time: float) -> None:
-        """Write the end of this node's log: the others do not wait for it any more."""
+        """Write the end of this node's log: the others no longer wait for it."""
         log = self.history.logs[self.number]
         if not log.has_left:
             self._append(max(1, log.last_round), b"", EntryKind.END, current_time)

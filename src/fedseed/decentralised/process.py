@@ -77,7 +77,9 @@ class MeshProcess:
         node = self.node
         events = Events(
             refused=lambda text: self._fail(
-                NetworkError(f"the server refuses {node.name}: {text}: its key is not allowed to")
+                NetworkError(
+                    f"the server refuses {node.name}: {text}: its key has no right to do this"
+                )
             ),
             noted=self.progress.warn,
             failed=self._fail,

@@ -38,7 +38,7 @@ class Job:
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     def is_cancelled(self) -> bool:
-        """Return whether nobody waits for the result any more; may be called in any thread."""
+        """Return whether the job is cancelled; may be called in any thread."""
         return self._was_cancelled.is_set()
 
     def cancel(self) -> None:
@@ -53,7 +53,7 @@ class Job:
         task.add_done_callback(self._finish)
 
     def _finish(self, task: "asyncio.Task[None]") -> None:
-        # for example by the server's end, while the thread still works
+        # the server may end it while the thread still works
         if task.cancelled():
             self._was_cancelled.set()
         self._events.put_nowait(task)

@@ -180,7 +180,7 @@ class ChatReply(Reply):
     def finish(self, finished: Finished) -> Iterator[str]:
         self._written.append(finished.written)
         yield from self._write_parts(self._reader.finish())
-        # clients join the pieces of content as texts
+        # clients concatenate the pieces of content, so each must be a text
         delta = {}
         if not self._reader.has_calls:
             delta = {"content": ""}

@@ -30,7 +30,7 @@ class RefusedError(Exception):
     """A request is not answered.
 
     Args:
-        status: HTTP's.
+        status: the HTTP status.
         message: what is wrong, and what to do.
         param: the request's key that is wrong.
         code: OpenAI's code for it.
@@ -215,7 +215,7 @@ class Tool(BaseModel):
 
 
 def _check_tool(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool as it was given: chat templates write its keys in their order."""
+    """Return a tool unchanged: chat templates write its keys in their order."""
     try:
         Tool.model_validate(value)
     except ValidationError as error:

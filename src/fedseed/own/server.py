@@ -75,7 +75,7 @@ class Service:
     Args:
         sources: orbits by name, from `name_sources`.
         base: name or folder of the base; None: as in the first orbit's run.
-        device: where it lies.
+        device: the base's device.
         keep: the number of models whose weights stay in memory, those used last (`Swapper`).
         most_tokens: the most new tokens of an answer.
         folders: folders of runs and orbits; each orbit in them, now or later, is served.
@@ -102,7 +102,7 @@ class Service:
         model, self.tokenizer = base_of(Orbit.open(first).header, first, base, device)
         Writer(model, self.tokenizer)
         self._base_template = self.tokenizer.chat_template
-        self._stamps: dict[str, Any] = {}  # of the orbits in memory
+        self._stamps: dict[str, Any] = {}  # the orbits in memory
         self.templates: dict[str, Any] = {}
         self.swapper = Swapper(model, keep=keep)
         for name, source in sources.items():
@@ -213,7 +213,7 @@ class Service:
     async def _answer(
         self, request: Request, completion_request: Asked, prepare: Prepare, reply: Reply
     ) -> Response:
-        """Return the answers to a request, once all that was asked before is answered."""
+        """Return the answers to a request after all earlier requests are answered."""
         source = self._find(completion_request.model)
         most_tokens = completion_request.most_tokens
         if most_tokens is not None and most_tokens > self.most:
@@ -249,7 +249,7 @@ class Service:
             ) from error
 
     def _write(self, job: Job, completion_request: Asked, source: Source, prepare: Prepare) -> None:
-        """Tell a job's client what the model writes; runs in the queue's thread."""
+        """Pass the model's text to a job's client; runs in the queue's thread."""
         model = self._model_of(completion_request.model, source)
         self.tokenizer.chat_template = self.templates[completion_request.model]
         seed = secrets.randbits(63) if completion_request.seed is None else completion_request.seed

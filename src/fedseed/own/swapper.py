@@ -1,4 +1,4 @@
-"""Makes models out of orbits: one by name, or many in turn on one base in memory."""
+"""Make models from orbits: one by name, or many in turn on one base in memory."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ def from_orbit(
         path: an orbit's file, or a run's folder.
         base: name or folder of the base; None: as in the run.
         upto: number of the last step to apply; None: all.
-        device: where the model is to lie.
+        device: the model's device.
 
     Raises:
         RecipeError: there is no such file, or its base is not found.
@@ -48,7 +48,7 @@ class Swapper:
             and not recomputed.
         dtype: the dtype in which a base is loaded.
         quantization: how it is quantised as it is loaded (`model.quantization`); None: not at all.
-        device: where it is to lie.
+        device: the base's device.
 
     Raises:
         RecipeError: the base can't be loaded.

@@ -87,7 +87,7 @@ class Key:
     kind: str
     # as written in TOML; or "not set", or "must be given"
     default: str
-    meaning: str  # what it means, one paragraph
+    meaning: str  # its meaning, in one paragraph
     # the tables that have the key, if a name or kind chooses the table (such as methods); empty:
     # all
     owners: tuple[str, ...] = ()
@@ -143,7 +143,7 @@ def _keys(model: type[BaseModel], prefix: str, owners: tuple[str, ...]) -> Itera
     documents = read_descriptions(model)
     for name, field in model.model_fields.items():
         if name in TAGS and len(get_args(field.annotation)) == 1:
-            # this key chooses among tables, which the table's own key lists
+            # this key chooses the table's type, which is listed at the table's own key
             continue
         if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("internal"):
             continue  # the key belongs to another table of the recipe
@@ -207,7 +207,7 @@ def read_descriptions(model: type[BaseModel]) -> dict[str, str]:
     """Return the descriptions of fields under "Args" in the docstrings of a class and its parents,
     by name.
 
-    Children go first.
+    A class takes precedence over its parents.
     """
     descriptions: dict[str, str] = {}
     for parent in model.__mro__:
@@ -322,7 +322,7 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
                 words = re.findall(r"'([^']*)'", message)
             of_keys = kind == "value_error" and isinstance(
                 value_given, Mapping
-            )  # named in the message
+            )  # these keys are named in the message
             value = ""
             if not of_keys:
                 value = f" = {show_text(repr(value_given), SHOWN)}"

@@ -42,7 +42,7 @@ def read_toml(path: Path, option: str = "") -> dict[str, Any]:
 
     Args:
         path: the file.
-        option: stands before its name in errors, such as "--local ".
+        option: text before the file's name in errors, such as "--local ".
 
     Raises:
         RecipeError: it can't be read, is not TOML, or is too large for a recipe.

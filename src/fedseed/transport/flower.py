@@ -27,7 +27,7 @@ AGAIN_SECONDS = 10.0  # seconds until a failed node is asked again
 MOST_FAILED = 3  # failures in a row of every node, which end the run
 MOST_RESTLESS = 8  # most exchanges in a row that a node itself requests; a new node needs three
 ANSWER_SECONDS = 5.0  # seconds for the coordinator's answer to a node's question
-# Flower keeps a message this much longer than its answer is waited for
+# seconds that Flower keeps a message beyond the wait for its answer
 SPARE_SECONDS = 60.0
 MOST_TOLD = 1000  # broadcasts that wait for a node
 MOST_CLIENTS = 100_000  # of all nodes

@@ -267,7 +267,9 @@ def _hosted(clients: Sequence[str]) -> dict[str, list[str]]:
             if problem is not None:
                 raise RecipeError(f"--client {show_text(text)}: {problem}")
         if not hosts or name in hosted:
-            raise RecipeError(f"--client {show_text(text)}: another name is needed")
+            raise RecipeError(
+                f"--client {show_text(text)}: this name is reserved or used twice: choose another"
+            )
         for client in hosts:
             if client in owner:
                 raise RecipeError(

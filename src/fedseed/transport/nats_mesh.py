@@ -67,7 +67,7 @@ class NatsMeshEnd(MeshEnd):
         name: the node's name.
         subjects: the run's subjects.
         access: how this node reaches servers.
-        connection: to its own server.
+        connection: the connection to its own server.
         by_server: its neighbours, by the address of the server on which they are heard.
         signatures: its keys.
         events: callbacks.

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 RESERVED = ("coordinator", "watcher")
 MOST_BYTES = 128  # most bytes of a client's name in UTF-8, as it is part of file names and subjects
-_BETWEEN = "._-@+ "  # characters of a name besides letters and digits
+_BETWEEN = "._-@+ "  # characters that a name may have besides letters and digits
 
 
 def name_problem(name: str) -> str | None:

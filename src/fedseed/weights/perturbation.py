@@ -55,8 +55,7 @@ _ASKS = {
 }
 _VIEWS = {"T", "mT", "H", "mH", "data", "real"}  # attributes that give access to values
 SMALL = 1 << 13  # most elements of a tensor whose perturbed copy is kept for the next use
-# from this many elements of a matrix on, a product generates the perturbed copy as it computes,
-# where the kernels can
+# least elements of a matrix whose perturbed copy is generated during a product, if the kernels can
 FUSED = 1 << 18
 # numbers of inputs for which this is faster than a library's product with a copy
 FUSED_INPUTS = range(8, 1025)

@@ -11,9 +11,8 @@ A model that can't be mapped is an error, and so are uses that would give wrong 
 that is used outside of the model's `forward`, and inputs without a row for each direction.
 `fedseed.weights.row_losses` then takes a pass for each direction.
 
-Keys and values that a model keeps from one call to the next are an object that it changes, and
-`torch.vmap` maps over tensors: such a cache is taken apart into its tensors and put together again,
-a new one each time.
+A model may keep keys and values between calls in an object that it changes, but `torch.vmap` maps
+over tensors. So such a cache is split into its tensors, and rebuilt as a new object at each call.
 """
 
 import sys

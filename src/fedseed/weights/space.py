@@ -157,7 +157,7 @@ class ParameterSpace:
         self._has_moved = True
 
     def apply_factors(self, changes: Sequence[AddFactors]) -> None:
-        """Apply several `AddFactors` in one pass over w: the bits of one after the other.
+        """Apply several `AddFactors` in one pass over w, with the bits of separate passes.
 
         Raises ValueError as `apply` does; the weights are unchanged then.
         """
@@ -211,7 +211,7 @@ class ParameterSpace:
         device = self.vector.devices[0]
         if rule.kind == "hiso":
             self.rows.reason = (
-                "hiso divides directions entry by entry: no products of low rank are left"
+                "hiso divides directions entry by entry, so that they no longer have a low rank"
             )
             return Moments(
                 rule, torch.zeros(0, device=device), torch.ones(self.size, device=device)

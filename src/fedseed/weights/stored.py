@@ -162,7 +162,9 @@ class StoredBase:
             yield lo, values
 
     def has(self, index: int, place: _Place) -> bool:
-        """Return whether a tensor has the bits of a file's, once these are in its dtype."""
+        """Return whether a tensor is equal to a file's tensor after a cast to its dtype, bit for
+        bit.
+        """
         p = self.vector.parameters[index]
         elements = flat(p)
         for lo, values in self._pieces(index, place):
