@@ -268,7 +268,7 @@ def _hosted(clients: Sequence[str]) -> dict[str, list[str]]:
                 raise RecipeError(f"--client {show_text(text)}: {problem}")
         if not hosts or name in hosted:
             raise RecipeError(
-                f"--client {show_text(text)}: this name is reserved or used twice: choose another"
+                f"--client {show_text(text)}: this name is used twice, or has no clients: choose another"
             )
         for client in hosts:
             if client in owner:
