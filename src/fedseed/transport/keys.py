@@ -268,7 +268,7 @@ def _hosted(clients: Sequence[str]) -> dict[str, list[str]]:
                 raise RecipeError(f"--client {show_text(text)}: {problem}")
         if not hosts or name in hosted:
             raise RecipeError(
-                f"--client {show_text(text)}: this name is used twice, or has no clients: choose another"
+                f"--client {show_text(text)}: the name is used twice, or names no client: change it"
             )
         for client in hosts:
             if client in owner:
