@@ -41,9 +41,9 @@ task or kind of table to which it belongs. `fedseed explain KEY` shows the same 
 begin with. A key is given in its table (`[method.training]`, then `learning_rate = 0.1`), or on the command line
 (`--set method.training.learning_rate=0.1`).
 
-A key that is not here is an error, and so is a value of another type. Numbers are finite. Whole numbers are at most
-4,294,967,295; seeds go up to 2^64 - 1. Relative paths begin in the recipe's folder, or, if they are not there, in the
-current one; those of `--set` begin in the current one.
+An unknown key is an error, and so is a value of another type. Numbers are finite. Whole numbers are at most
+4,294,967,295; seeds go up to 2^64 - 1. Relative paths begin in the recipe's folder or, if nothing is there, in the
+current folder; those of `--set` begin in the current folder.
 """
 TABLES = {
     "": "Keys that come before the first table.",

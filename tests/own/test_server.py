@@ -248,7 +248,9 @@ def test_names_are_those_of_folders_and_files_and_each_is_one_model(base, tmp_pa
         "star",
         "mine",
     ]
-    with pytest.raises(RecipeError, match='another one is called "bird"; name it, as in mine='):
+    with pytest.raises(
+        RecipeError, match='another orbit has the name "bird"; give this one a name, as in mine='
+    ):
         name_sources([str(run), str(run / "model.orbit")])
     with pytest.raises(RecipeError, match="not an orbit"):
         name_sources([base])

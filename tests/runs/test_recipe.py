@@ -194,7 +194,7 @@ WRONG = [  # a recipe, and the words of its error in their order; "$": its end
         f'{PARTIES}clients = ["a", "b", "c"]\nper_round = 1\nminimum = 2',
         "minimum = 2: .* a round asks 1 of them",
     ),
-    (f'{PARTIES}clients = ["a", "a"]', "federation.clients: 'a' stands there twice"),
+    (f'{PARTIES}clients = ["a", "a"]', "federation.clients: 'a' is listed twice"),
     (f'{PARTIES}clients = ["a", "watcher"]', "federation.clients: 'watcher': this name is taken"),
     (f'{PARTIES}clients = ["a*"]', "federation.clients: 'a*': a name has none of"),
     (f'{PARTIES}enrolment = "open"', "federation.start_with is not set"),

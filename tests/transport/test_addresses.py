@@ -38,7 +38,7 @@ def test_what_an_address_means(url, address, place):
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("tls://2001:db8::7:4222", r"in brackets: tls://\[2001:db8::7:4222\], or with the port"),
+        ("tls://2001:db8::7:4222", r"needs brackets: tls://\[2001:db8::7:4222\], or with the port"),
         ("nats://::1", r"nats://\[::1\]"),
         ("nats://[::1", "write nats://HOST:PORT"),
         ("nats://host:port", "port"),

@@ -1,6 +1,5 @@
-"""Progress of a run: a bar on a terminal, plain lines elsewhere.
-
-And the console that everything is shown on.
+"""Show a run's progress: a bar on a terminal, plain lines elsewhere. And the console for all
+output.
 """
 
 import re
@@ -34,11 +33,11 @@ MOST_TROUBLES = 1_000  # how many troubles are remembered
 
 
 class Screen(Console):
-    """A rich console on which text is text: it reads no markup and sends no control characters but
-    its own.
+    """A rich console that prints text literally: it reads no markup, and sends no control
+    characters but its own.
 
     Args:
-        settings: of `rich.console.Console`.
+        settings: arguments of `rich.console.Console`.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -47,29 +46,29 @@ class Screen(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Return what is shown: texts cleaned, in tables and bars, too."""
+        """Return the printed objects with cleaned texts, also in tables and bars."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(clean(segment.text), segment.style)
 
 
 class Progress:
-    """The engine's messages while it runs; this class ignores them."""
+    """The interface for messages of a run; this class ignores them."""
 
     def running(self, name: str, rounds: int) -> AbstractContextManager[None]:
         """Return a context that lasts as long as the run."""
         return nullcontext()
 
     def round(self, line: RoundLine) -> None:
-        """Show that a round is over: its line of metrics."""
+        """Show a finished round by its line of metrics."""
 
     def advance(self, number: int) -> None:
-        """Show that a round is over which gets no line of its own."""
+        """Show that a round without a line of its own is over."""
 
     def note(self, text: str) -> None:
         """Show something about the run's data, when it starts."""
 
     def warn(self, text: str) -> None:
-        """Show something that a person should know; the run goes on."""
+        """Show a warning; the run continues."""
 
 
 @dataclass
@@ -121,9 +120,8 @@ class LastingTroubles:
 
 
 def choose_progress(progress: Progress | bool | None) -> Progress:
-    """Return what shows a run: as given; True: a console; False: nothing.
-
-    None: a console if somebody sees it.
+    """Return the object that shows a run: the given one; for True a console; for False none. For
+    None a console if its output is visible.
     """
     if not isinstance(progress, bool) and progress is not None:
         return progress
@@ -156,8 +154,7 @@ class Shown(Progress):
 
     Args:
         console: the console.
-        lines: where it is no terminal, so many lines at most say how far rounds without a line of
-            their own are.
+        lines: where it is not a terminal, the most lines about rounds without a line of their own.
     """
 
     def __init__(self, console: Console, lines: int = 0) -> None:

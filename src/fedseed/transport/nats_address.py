@@ -21,9 +21,9 @@ class Address:
     """The address of a server."""
 
     scheme: str  # nats, tls, ws or wss
-    host: str  # without brackets
+    host: str  # host, without brackets
     port: int
-    path: str = ""  # with its query; for proxies of WebSockets
+    path: str = ""  # path with its query, for WebSocket proxies
 
     @property
     def place(self) -> str:
@@ -60,7 +60,7 @@ def read_address(url: str) -> Address:
     """
     try:
         parts = urlsplit(url)
-    except ValueError as error:  # brackets that do not match, or hold no address
+    except ValueError as error:  # brackets that do not match, or without an address inside
         raise RecipeError(f"{url}: {error}: {FORMS}") from error
     place = parts.netloc
     if "@" in place:
@@ -73,8 +73,8 @@ def read_address(url: str) -> Address:
     if place.count(":") > 1 and not place.startswith("["):
         host, _, port = place.rpartition(":")
         raise RecipeError(
-            f"{url}: an IPv6 address stands in brackets: {parts.scheme}://[{place}], or with the "
-            f"port {port}: {parts.scheme}://[{host}]:{port}"
+            f"{url}: an IPv6 address needs brackets: {parts.scheme}://[{place}], or with the port "
+            f"{port}: {parts.scheme}://[{host}]:{port}"
         )
     try:
         port_given = parts.port

@@ -1,4 +1,4 @@
-"""Inner products with directions, for vectors that come in parts; and changes since a snapshot."""
+"""Inner products with directions, for vectors given in parts, and for changes since a snapshot."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
@@ -21,7 +21,7 @@ IN_CACHE = 1 << 16
 
 
 class Projection:
-    """V^T x for a vector that comes in parts, each scaled: sums are kept, not the vector.
+    """V^T x for a vector that is given in scaled parts. Only the sums are kept, not the vector.
 
     Args:
         vector: the tensors.
@@ -53,7 +53,7 @@ class Projection:
                 start + a,
                 vector.layout.block_sizes[block],
             )
-            # on the weights' device, so that nothing waits for a copy
+            # on the weights' device, to avoid waiting for a copy
             scaled = sums if scale == 1.0 else scale * sums
             if isinstance(self._sums[block], float):
                 self._sums[block] = self._sums[block] + scaled
@@ -69,7 +69,7 @@ class Projection:
         for block, replacement in (sums or {}).items():
             self._sums[block] = replacement
         on_gpus = [sums for sums in self._sums if isinstance(sums, torch.Tensor)]
-        # all in one copy, so that the host waits for a GPU once
+        # one copy for all, so that the host waits for the GPU only once
         if on_gpus:
             parts = iter(
                 np.split(
