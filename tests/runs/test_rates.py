@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedseed import Federation, FedMeZO, MeZO
+from fedseed import Federation, MeZO
 from fedseed.errors import RecipeError
 from fedseed.methods import REGISTRY
+from fedseed.methods.bounds import rate_bound
 from fedseed.recipe.reading import read_recipe
 from fedseed.runs import rates
 from fedseed.runs.assembly import build
@@ -168,7 +169,7 @@ def test_curvature_along_random_steps_gives_the_trace_and_the_bound():
     method = MeZO(learning_rate=1e-4)
     found = rates._start(trials, method, method.learning_rate, 8, 1, 3)
     known = found.landscape
-    assert (known.parameters, known.clients, known.is_random) == (4, 3, True)
+    assert (known.parameters, known.clients) == (4, 3)
     assert known.curvature == pytest.approx(2.75, rel=1e-3)
     assert known.trace == pytest.approx(11, rel=1e-3)
     # |g^T z| / 2 over the eight signs of offsets 0 to 7, whose last sign is -1
@@ -176,14 +177,7 @@ def test_curvature_along_random_steps_gives_the_trace_and_the_bound():
     slopes = [abs(sum(10 * c * s for c, s in zip((5, 3, 2, 1), z, strict=True))) / 2 for z in signs]
     assert known.slope == pytest.approx(sum(slopes) / 8, rel=1e-3)
     # d = 4, L = 2.75: (4 * 11 + 2 * 2.75) / 6 + 2.75 = 11
-    assert method.rate_bound(known).most == pytest.approx(2 / 11, rel=1e-3)
-
-
-def test_steps_of_local_training_are_not_random():
-    trials = Steps([5.0, 3.0, 2.0, 1.0], [10.0, 10.0, 10.0, 10.0])
-    method = FedMeZO(learning_rate=1e-4)
-    found = rates._start(trials, method, method.learning_rate, 2, 1, 3)
-    assert found.landscape.trace is None
+    assert rate_bound(method, known).most == pytest.approx(2 / 11, rel=1e-3)
 
 
 def test_the_command_finds_a_rate(tmp_path):

@@ -279,7 +279,7 @@ def compared(seeds: Sequence[int]) -> Finding:
         apart[seed] = fmean(map(abs, gaps))
     text = "; ".join(
         f"effective rank {fmean(found[s.name].ranks.values()):.3g}: "
-        f"{mean_and_deviation([float(found[s.name].best(seed)) for seed in seeds])}"
+        f"{mean_and_deviation([float(found[s.name].best(seed)) for seed in seeds], 1)}"
         for s in SETTINGS
     )
     low = " and ".join(

@@ -24,7 +24,6 @@ from pydantic import BaseModel, ConfigDict
 from fedseed.aggregation import AggregationRule
 from fedseed.aggregation.base import Part, Parts, Past, Weighting, pad_vectors
 from fedseed.hinting import Hinting
-from fedseed.methods.bounds import Landscape, RateBound
 from fedseed.methods.payload import DecodeContext, Nothing, Payload, State, Summand
 from fedseed.models.adapters import Adapter
 from fedseed.training.protocol import Client
@@ -270,8 +269,6 @@ class Method(BaseModel, ABC, metaclass=Hinting):
     update_type: ClassVar[type[Payload]]
     step_type: ClassVar[type[Payload]]
 
-    # whether each step is along random directions that the loss does not choose, only their sizes
-    takes_random_steps: ClassVar[bool] = False
     # how a client gets the model after it has missed rounds
     catch_up: ClassVar[CatchUp] = EVERY_STEP
     # whether changes rebuild the weights from the base, which is then kept in memory
@@ -329,16 +326,6 @@ class Method(BaseModel, ABC, metaclass=Hinting):
                 "shared directions"
             )
         return self.incomparable
-
-    def rate_bound(self, landscape: Landscape) -> RateBound | None:
-        """Return the condition that a paper's theorem puts on the learning rate.
-
-        None if the papers have no theorem for this method.
-
-        Args:
-            landscape: what is known of the loss around the base.
-        """
-        return None
 
     def unit(self, state: Any) -> float:
         """Return the number that represents an estimate or coefficient of 1 in an update."""

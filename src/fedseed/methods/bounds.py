@@ -4,10 +4,26 @@ A theorem holds for losses that are L-smooth: no eigenvalue of the Hessian H is 
 search for a rate measures the curvature u^T H u along the steps' directions u, so that L is at
 least that. If the directions are random, d times the mean curvature is tr H = L r, with the
 effective rank r, and L is at most tr H where the loss is convex. So a bound is known within limits.
+
+`rate_bound` has a function for each method that the papers have a theorem on; a method from
+elsewhere may register its own. They stand here and not with the methods, which read like the
+papers' boxes.
 """
 
 from dataclasses import dataclass
+from functools import singledispatch
 from math import sqrt
+
+from fedseed.methods.base import Method
+from fedseed.methods.fedkseed import FedKSeed
+from fedseed.methods.fedmezo import FedMeZO
+from fedseed.methods.fedsgd import FedSGD
+from fedseed.methods.fedzo import FedZO
+from fedseed.methods.feedsign import FeedSign
+from fedseed.methods.ferret import Ferret
+from fedseed.methods.mezo import MeZO
+from fedseed.methods.stepwise import Stepwise
+from fedseed.methods.zofedsgd import ZOFedSGD
 
 
 @dataclass(frozen=True)
@@ -19,22 +35,17 @@ class Landscape:
         clients: N, the number of clients in a round.
         slope: the mean fall of the loss per unit of length along the method's steps.
         curvature: the mean curvature along them.
-        is_random: whether each step is along a random direction, the same in all directions on
-            average.
     """
 
     parameters: int
     clients: int
     slope: float
     curvature: float
-    is_random: bool
 
     @property
-    def trace(self) -> float | None:
-        """Return tr H = L r; None if the directions are not random."""
-        if self.is_random:
-            return self.parameters * self.curvature
-        return None
+    def trace(self) -> float:
+        """Return an estimate of tr H = L r, if the steps are along random directions."""
+        return self.parameters * self.curvature
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,78 @@ THEOREM_3_1 = (
 THEOREM_4 = "Ferret, Theorem 4", "rates up to 1 / (20 beta T)"
 LEMMA_F_1 = "FeedSign, Lemma F.1", "the loss falls for rates below 2 / L"
 LEMMA_3_9 = "FeedSign, Lemma 3.9 (Eq. 35)", "the loss falls for rates below 2 / (L zeta)"
+# FedKSeed's Theorem 1 (Eq. 9) is on FedZO
+UNNAMED = RateBound(
+    "FedKSeed, Theorem 1",
+    "it bounds the squared gradient up to a constant",
+    note="neither that constant nor a condition on the rate is in the paper",
+)
+
+
+@singledispatch
+def rate_bound(method: Method, landscape: Landscape) -> RateBound | None:
+    """Return the condition that a paper's theorem puts on a method's learning rate.
+
+    None if the papers have no theorem for the method.
+
+    Args:
+        method: the method with its settings.
+        landscape: what is known of the loss around the base.
+    """
+    return None
+
+
+@rate_bound.register(MeZO)
+@rate_bound.register(ZOFedSGD)
+def _(method: MeZO | ZOFedSGD, landscape: Landscape) -> RateBound:
+    if not _takes_plain_steps(method):
+        return RateBound(*LEMMA_3_9, note=FOR_PLAIN_STEPS)
+    return zeroth_order_bound(landscape, method.per_step)
+
+
+@rate_bound.register
+def _(method: FeedSign, landscape: Landscape) -> RateBound:
+    if not _takes_plain_steps(method) or method.has_many_directions:
+        return RateBound(*THEOREM_B_1, note=FOR_ONE_VOTE)
+    return sign_bound(landscape)
+
+
+@rate_bound.register
+def _(method: FedMeZO, landscape: Landscape) -> RateBound:
+    if method.normalize != "none" or method.clip_projection is not None:
+        return RateBound(*THEOREM_3_1, note=FOR_PLAIN_STEPS)
+    return local_zeroth_order_bound(landscape, method.steps)
+
+
+@rate_bound.register
+def _(method: Ferret, landscape: Landscape) -> RateBound:
+    training = method.training
+    if training.optimizer != "sgd" or training.momentum or method.server != "average":
+        return RateBound(*THEOREM_4, note=FOR_PLAIN_STEPS)
+    return projected_bound(landscape, None if training.epochs else training.steps)
+
+
+@rate_bound.register
+def _(method: FedSGD, landscape: Landscape) -> RateBound:
+    if method.server != "average":
+        return RateBound(*LEMMA_F_1, note=FOR_PLAIN_STEPS)
+    return gradient_bound(landscape)
+
+
+@rate_bound.register(FedKSeed)
+@rate_bound.register(FedZO)
+def _(method: FedKSeed | FedZO, landscape: Landscape) -> RateBound:
+    return UNNAMED
+
+
+def _takes_plain_steps(method: Stepwise) -> bool:
+    """Return whether a step is -eta times the mean estimate."""
+    return (
+        method.optimizer == "sgd"
+        and method.divide_by == "nothing"
+        and method.normalize == "none"
+        and method.clip_projection is None
+    )
 
 
 def zeroth_order_bound(landscape: Landscape, directions: int) -> RateBound:
@@ -102,10 +185,6 @@ def zeroth_order_bound(landscape: Landscape, directions: int) -> RateBound:
     def allowed(largest: float, trace: float) -> float:
         return 2 / ((d * trace + (d - 2) * largest) / (directions * (d + 2)) + largest)
 
-    if trace is None:
-        # tr H is at least L if the Hessian has no negative eigenvalues
-        most = allowed(landscape.curvature, landscape.curvature)
-        return RateBound(theorem, condition, most, note=_largest_is_more(landscape))
     return RateBound(
         theorem,
         condition,
@@ -125,7 +204,7 @@ def sign_bound(landscape: Landscape) -> RateBound:
     """
     theorem, condition = THEOREM_B_1
     trace = landscape.trace
-    if trace is None or trace <= 0:
+    if trace <= 0:
         return RateBound(theorem, condition, note=NO_CURVATURE)
     if landscape.slope <= 0:
         return RateBound(
@@ -196,15 +275,6 @@ def gradient_bound(landscape: Landscape) -> RateBound:
     if landscape.curvature <= 0:
         return RateBound(theorem, condition, note=NO_CURVATURE)
     return RateBound(theorem, condition, 2 / landscape.curvature, note=_largest_is_more(landscape))
-
-
-def unnamed_bound() -> RateBound:
-    """Return what FedKSeed's Theorem 1 (Eq. 9) has on the rate: nothing."""
-    return RateBound(
-        "FedKSeed, Theorem 1",
-        "it bounds the squared gradient up to a constant",
-        note="neither that constant nor a condition on the rate is in the paper",
-    )
 
 
 def _largest_is_more(landscape: Landscape, symbol: str = "L") -> str:

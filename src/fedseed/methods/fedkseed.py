@@ -23,7 +23,6 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import NEXT_PLAN, Answers, Round
-from fedseed.methods.bounds import Landscape, RateBound, unnamed_bound
 from fedseed.methods.payload import Array, DecodeContext, Payload, Scalar, Scalars, State
 from fedseed.methods.zeroth import BasisName, Population
 from fedseed.randomness.basis import MAX_SIZE
@@ -187,10 +186,6 @@ class FedKSeed(Population):
     importance_clip: PositiveFloat = 1000.0
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weighting: Literal["equal", "examples"] = "examples"
-
-    def rate_bound(self, landscape: Landscape) -> RateBound:
-        """Return Theorem 1 (Eq. 9), which is on FedZO and has no condition on the rate."""
-        return unnamed_bound()
 
     def start(self, layout: Layout, seed: int) -> FedKSeedState:
         zeros = np.zeros(self.candidates, dtype=np.float32)

@@ -41,13 +41,6 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.methods.base import ALL, Answers, Round
-from fedseed.methods.bounds import (
-    FOR_PLAIN_STEPS,
-    THEOREM_3_1,
-    Landscape,
-    RateBound,
-    local_zeroth_order_bound,
-)
 from fedseed.methods.dense import DenseState, Weights
 from fedseed.methods.fedavg import Averaged
 from fedseed.methods.payload import Array, DecodeContext, Many, Payload, Scalar, Scalars
@@ -217,12 +210,6 @@ class FedMeZO(Averaged, Population):
                 "clients' signals"
             )
         return self
-
-    def rate_bound(self, landscape: Landscape) -> RateBound:
-        """Return the condition of Theorem 3.1 (Eq. 7), which Theorem 3.4 has as well (Eq. 11)."""
-        if self.normalize != "none" or self.clip_projection is not None:
-            return RateBound(*THEOREM_3_1, note=FOR_PLAIN_STEPS)
-        return local_zeroth_order_bound(landscape, self.steps)
 
     def plan(self, state: FedMeZOState, round: Round) -> Rate:
         """Return the client's rate in single precision, as it is sent (Eq. 15)."""

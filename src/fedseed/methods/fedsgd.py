@@ -21,13 +21,6 @@ from pydantic import PositiveFloat, PositiveInt
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
-from fedseed.methods.bounds import (
-    FOR_PLAIN_STEPS,
-    LEMMA_F_1,
-    Landscape,
-    RateBound,
-    gradient_bound,
-)
 from fedseed.methods.dense import Dense, DenseState, WholeTensors
 from fedseed.methods.payload import DecodeContext, Nothing, Scalar, Tensors
 from fedseed.optimizers.schedule import Schedule, factor_of
@@ -102,12 +95,6 @@ class FedSGD(Dense):
 
     def server_rate(self, number: int) -> float:
         return self.learning_rate * factor_of(self.schedule, number)
-
-    def rate_bound(self, landscape: Landscape) -> RateBound:
-        """Return the bound of FeedSign's Lemma F.1 for a step along the gradient."""
-        if self.server != "average":
-            return RateBound(*LEMMA_F_1, note=FOR_PLAIN_STEPS)
-        return gradient_bound(landscape)
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Gradient:
         data, terms = client.gradient(self.batch, self.micro_batch)

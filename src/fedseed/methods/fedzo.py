@@ -11,7 +11,6 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from fedseed.methods.bounds import Landscape, RateBound, unnamed_bound
 from fedseed.methods.dense import DenseState, Weights
 from fedseed.methods.fedavg import Averaged
 from fedseed.methods.payload import Nothing
@@ -44,10 +43,6 @@ class FedZO(Averaged, Population):
     batch: PositiveInt = 1
     weighting: Literal["equal", "examples"] = "examples"
     small_steps: Literal["nearest", "stochastic"] = "nearest"
-
-    def rate_bound(self, landscape: Landscape) -> RateBound:
-        """Return FedKSeed's Theorem 1 (Eq. 9), which has no condition on the rate."""
-        return unnamed_bound()
 
     def train(self, state: DenseState, plan: Nothing, client: Client) -> Weights:
         """Take T steps along directions from the client's own seed, and send the weights."""

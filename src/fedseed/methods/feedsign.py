@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.methods.base import Answers
-from fedseed.methods.bounds import FOR_ONE_VOTE, THEOREM_B_1, Landscape, RateBound, sign_bound
 from fedseed.methods.payload import Bits, Nothing, Summand
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import Population
@@ -119,12 +118,6 @@ class FeedSign(Population, Stepwise):
                 answers.tally([update.signs for update in answers.updates]), state, answers.round
             )
         )
-
-    def rate_bound(self, landscape: Landscape) -> RateBound:
-        """Return the bound of Theorem B.1 (Eq. 19), for a plain vote along one direction."""
-        if self.takes_plain_steps and not self.has_many_directions:
-            return sign_bound(landscape)
-        return RateBound(*THEOREM_B_1, note=FOR_ONE_VOTE)
 
     def coefficients_and_terms(self, state: StepState, step: Votes) -> tuple[Signs, None]:
         return step.signs, None

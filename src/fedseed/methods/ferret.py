@@ -33,13 +33,6 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from fedseed.errors import MessageError, NonFiniteError
 from fedseed.methods.base import Answers, Round
-from fedseed.methods.bounds import (
-    FOR_PLAIN_STEPS,
-    THEOREM_4,
-    Landscape,
-    RateBound,
-    projected_bound,
-)
 from fedseed.methods.payload import (
     DecodeContext,
     Many,
@@ -324,13 +317,6 @@ class Ferret(BlockRates):
                 'first weights, and server = "average", whose steps can be repeated one by one'
             )
         return self
-
-    def rate_bound(self, landscape: Landscape) -> RateBound:
-        """Return the condition of Theorem 4: eta <= 1 / (20 beta T)."""
-        training = self.training
-        if training.optimizer != "sgd" or training.momentum or self.server != "average":
-            return RateBound(*THEOREM_4, note=FOR_PLAIN_STEPS)
-        return projected_bound(landscape, None if training.epochs else training.steps)
 
     @property
     def retakes_steps(self) -> bool:  # type: ignore[override]

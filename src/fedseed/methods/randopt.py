@@ -21,7 +21,6 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fedseed.errors import MessageError
 from fedseed.methods.base import Answers
-from fedseed.methods.bounds import Landscape
 from fedseed.methods.payload import Array, DecodeContext, Nothing, Payload, Scalars
 from fedseed.methods.stepwise import StepState, Stepwise
 from fedseed.methods.zeroth import MAX_DIRECTIONS
@@ -97,10 +96,6 @@ class RandOpt(Stepwise):
     @property
     def per_step(self) -> int:
         return self.candidates
-
-    def rate_bound(self, landscape: Landscape) -> None:
-        """Return None: no paper has a theorem on steps along the best directions."""
-        return None
 
     def train(self, state: StepState, plan: Nothing, client: Client) -> Scores:
         """Score all directions on one batch, relative to the current model."""

@@ -34,13 +34,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, PositiveFloat, model_validator
 
-from fedseed.methods.bounds import (
-    FOR_PLAIN_STEPS,
-    LEMMA_3_9,
-    Landscape,
-    RateBound,
-    zeroth_order_bound,
-)
 from fedseed.methods.payload import State
 from fedseed.methods.zeroth import ZerothOrder
 from fedseed.optimizers.rules import Rule, Squares, deviation, total
@@ -150,26 +143,6 @@ class Stepwise(ZerothOrder):
     def indices(self, number: int) -> range:
         """Return the indices of the directions of step `number`."""
         return range((number - 1) * self.per_step, number * self.per_step)
-
-    def rate_bound(self, landscape: Landscape) -> RateBound | None:
-        """Return the bound of FeedSign's Lemma 3.9 (Eqs. 13, 14 and 35)."""
-        if not self.takes_plain_steps:
-            return RateBound(*LEMMA_3_9, note=FOR_PLAIN_STEPS)
-        return zeroth_order_bound(landscape, self.per_step)
-
-    @property
-    def takes_random_steps(self) -> bool:  # type: ignore[override]
-        return self.optimizer == "sgd"
-
-    @property
-    def takes_plain_steps(self) -> bool:
-        """Return whether a step is -eta times the mean estimate."""
-        return (
-            self.optimizer == "sgd"
-            and self.divide_by == "nothing"
-            and self.normalize == "none"
-            and self.clip_projection is None
-        )
 
     def coefficients_and_terms(
         self, state: StepState, step: Any

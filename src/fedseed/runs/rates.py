@@ -39,7 +39,7 @@ import torch
 
 from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.methods import Method
-from fedseed.methods.bounds import Landscape, RateBound
+from fedseed.methods.bounds import Landscape, RateBound, rate_bound
 from fedseed.models import adapters
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.prepared import prepare, with_reference
@@ -291,7 +291,7 @@ def find_rate(
     begin = _start(trials, method, rate, looks, *((1, clients) if by_steps else shape(short)))
     result.start, result.before, centre = begin.rate, begin.base_loss, begin.bold
     if begin.landscape is not None:
-        result.bound = recipe.method.rate_bound(begin.landscape)
+        result.bound = rate_bound(recipe.method, begin.landscape)
     estimate = "nothing"
     if result.start is not None:
         centre = result.start
@@ -479,7 +479,6 @@ def _start(
             trials.per_round,
             fall / looks,
             bend_of_length / looks,
-            is_random=method.takes_random_steps,
         )
     return _Start(abs(slopes) / curvatures if usable else None, base_loss, bold, landscape)
 
