@@ -329,13 +329,12 @@ def compared(seeds: Sequence[int]) -> Finding:
     )
     return Finding(
         claims,
-        f"The second claim fails by the model whose effective rank is above a layer's width, {INPUTS} "
-        "here, which no rank of LoRA can exceed; in the others the smallest ratio is "
-        f"{fmean(within.values()):.2f} on average (looked at after the run). The best rank hardly "
-        "depends on the effective rank. At one decay (effective rank "
-        f"{fmean(middle.ranks.values()):.3g}) it is "
-        f"{fmean(middle.best(seed) for seed in seeds):.3g} for a full Delta, and {low}: the rank of "
-        "the change matters, too, which the Hessian at the start does not have (not judged).",
+        f"No rank of LoRA can exceed a layer's width, {INPUTS} here, so that an effective rank "
+        "above it can't be a lower bound. In the models below it the smallest ratio of a seed is "
+        f"{fmean(within.values()):.2f} on average (looked at after the run). At one decay "
+        f"(effective rank {fmean(middle.ranks.values()):.3g}) the best rank is "
+        f"{fmean(middle.best(seed) for seed in seeds):.3g} for a full Delta, and {low}: the rank "
+        "of the change counts, too, which the Hessian at the start does not have (not judged).",
         [
             Panel(
                 "Conjecture 3.8: best rank of LoRA",
