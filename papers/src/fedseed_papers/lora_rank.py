@@ -20,7 +20,7 @@ The rule, which was written before the first run with these seeds:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log2, sqrt
-from statistics import fmean
+from statistics import fmean, stdev
 
 import numpy as np
 import torch
@@ -311,11 +311,15 @@ def compared(seeds: Sequence[int]) -> Finding:
             ),
         ]
     )
-    points = [(one.ranks[seed], float(one.best(seed))) for one in judged for seed in seeds]
-    low_points = [
-        (found[s.name].ranks[seed], float(found[s.name].best(seed))) for s in LOW for seed in seeds
+    by_model = {}
+    for name, one in found.items():
+        best = [float(one.best(seed)) for seed in seeds]
+        by_model[name] = fmean(one.ranks.values()), fmean(best), stdev(best)
+    full = sorted(by_model[setting.name] for setting in SETTINGS)
+    ranks_of_low = [
+        Series(f"Delta of rank {setting.change_rank}", [by_model[setting.name][:2]], number=number)
+        for number, setting in enumerate(LOW, start=2)
     ]
-    ends = sorted(x for x, _ in points)
     curves = []
     for number, (name, one) in enumerate(found.items()):
         tables = [{float(rank): one.losses[rank][seed] for rank in LORA_RANKS} for seed in seeds]
@@ -339,14 +343,21 @@ def compared(seeds: Sequence[int]) -> Finding:
             Panel(
                 "Conjecture 3.8: best rank of LoRA",
                 [
-                    Series("Delta of full rank, a point for each seed", sorted(points), number=0),
-                    Series("Delta of rank 1 and 4", sorted(low_points), number=1),
                     Series(
-                        "the conjecture's bound", [(e, e) for e in (ends[0], ends[-1])], number=2
+                        "Delta of full rank",
+                        [(effective, mean) for effective, mean, _ in full],
+                        [(effective, mean - d, mean + d) for effective, mean, d in full],
+                        number=0,
                     ),
+                    Series(
+                        "the conjecture's bound",
+                        [(effective, effective) for effective, *_ in full],
+                        number=1,
+                    ),
+                    *ranks_of_low,
                 ],
                 Axis("effective rank, tr H / largest eigenvalue", log=True),
-                Axis("rank of LoRA with the lowest loss", log=True),
+                Axis("best rank of LoRA, mean over seeds", log=True),
             ),
             Panel(
                 "Loss after tuning, over the start's",
