@@ -223,7 +223,7 @@ def losses_of_rank(problem: Problem, rank: int) -> tuple[list[float], list[float
     chosen = validation.argmin(dim=1)
     return (
         test.gather(1, chosen[:, None])[:, 0].tolist(),
-        shares[chosen].tolist(),
+        [RATES[number] for number in chosen.tolist()],
     )
 
 
