@@ -177,7 +177,7 @@ def digits(clients: int, seed: int, validation: bool) -> Made:
 
 TRAINED: dict[str, Any] = {"scale": 1e-3, "schedule": "cosine"}
 REVIEWS = {1: 5000, 5: 1000, 50: 20}  # of a client, by how many clients there are
-# Rates and clips were searched on validation reviews with seed 1 (docs/log/privacy.md): rates
+# Rates and clips were searched on validation reviews with seed 1 (papers/log/privacy.md): rates
 # without privacy; at example level then clips at epsilon = 4; at client level rates and clips at 4,
 # and rates at 1. Those of FedKSeed and FedMeZO at client level follow what was found for ZO-FedSGD:
 # half the rate at 4 and 8, a quarter at 1.

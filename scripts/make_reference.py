@@ -1,8 +1,9 @@
-"""Writes docs/recipe.md, the reference of a recipe's keys, from the settings' classes.
+"""Writes the reference of a recipe's keys from the settings' classes: docs/recipe.md, and a page in
+docs/recipe for each table.
 
     python scripts/make_reference.py [--check]
 
-With --check nothing is written: the exit code is 1 if the file is not what it should be.
+With --check nothing is written: the exit code is 1 if a page is not up to date.
 
 It also records the defaults of methods' and adapters' settings in tests/orbit/golden/defaults.json.
 Orbits leave out what is as by default, so a recorded default may not change: then nothing is
@@ -10,6 +11,7 @@ written, and the reason is printed.
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,44 +27,47 @@ from fedseed.recipe.settings import Recipe
 from fedseed.text import flat
 
 ROOT = Path(__file__).parents[1]
-FILE = ROOT / "docs" / "recipe.md"
+DOCS = ROOT / "docs"
 DEFAULTS = ROOT / "tests" / "orbit" / "golden" / "defaults.json"
-BEGINNING = """# Recipe reference
+MADE = (
+    "<!-- made by scripts/make_reference.py: change the settings' docstrings, then run it again -->"
+)
+BEGINNING = f"""# Recipe reference
 
-<!-- made by scripts/make_reference.py: change the settings' docstrings, then run it again -->
+{MADE}
 
-Every key that a recipe may have: its type, its default, what it means, and of which method, task or kind of table it
-is. `fedseed explain KEY` shows the same in a terminal, also for keys of plug-ins; `fedseed new DIR` writes a recipe to
+Each table of a recipe has a page. It lists every key of the table: its type, its default, its meaning, and the method,
+task or kind of table to which it belongs. `fedseed explain KEY` shows the same in a terminal, also for keys of plug-ins; `fedseed new DIR` writes a recipe to
 begin with. A key is given in its table (`[method.training]`, then `learning_rate = 0.1`), or on the command line
 (`--set method.training.learning_rate=0.1`).
 
-A key that is not here is an error, and so is a value of another type. Numbers are finite. Whole numbers are at most
-4,294,967,295; seeds go up to 2^64 - 1. Relative paths begin in the recipe's folder, or, if they are not there, in the
-current one; those of `--set` begin in the current one.
+An unknown key is an error, and so is a value of another type. Numbers are finite. Whole numbers are at most
+4,294,967,295; seeds go up to 2^64 - 1. Relative paths begin in the recipe's folder or, if nothing is there, in the
+current folder; those of `--set` begin in the current folder.
 """
 TABLES = {
-    "": "They stand before the first table.",
-    "model": "The base, its device and precision, what of it trains.",
-    "task": "The data. `task.name` says which of the tasks below.",
-    "federation": "Who takes part in a round, and the network.",
-    "method": "The method. `method.name` says which of the methods below.",
-    "aggregation": "How the answers of a round are combined. What a robust rule costs: "
-    "docs/robustness.md.",
-    "bounds": "How far from the others a client, or a step, may be (docs/trust.md).",
-    "privacy": "Noise for privacy ([privacy](privacy.md)). Without this table there is none but "
-    "DP-FeedSign's.",
-    "secure_sums": "Sums in place of answers (docs/secure-sums.md). Without this table all are "
-    "read.",
-    "attack": "Byzantine clients, in simulation. Without this table there are none.",
-    "reward": "Rewards of generated answers in place of a loss (docs/evolution.md). Without this "
-    "table there are none.",
+    "": "Keys that come before the first table.",
+    "model": "The base, its device and precision, and the weights that are trained.",
+    "task": "The data. `task.name` selects the task.",
+    "federation": "The clients of a round, and the network.",
+    "method": "The method. `method.name` selects it.",
+    "aggregation": "How the answers of a round are combined ([what a robust rule costs](robustness.md)).",
+    "bounds": "How far a client or a step may be from the others ([trust](trust.md)).",
+    "privacy": "Noise for privacy ([privacy](privacy.md)). Without this table, only DP-FeedSign adds "
+    "noise.",
+    "secure_sums": "The coordinator sees only sums of answers ([secure sums](secure-sums.md)). "
+    "Without this table it reads each answer.",
+    "attack": "Byzantine clients, in a simulation. Without this table there are none.",
+    "reward": "Rewards of generated answers in place of a loss ([rewards](evolution.md)). Without "
+    "this table the loss is used.",
     "evaluation": "When and how the model is evaluated.",
     "stopping": "Early stopping. Without this table there is none.",
-    "tracking[]": "Where else metrics go: `[[tracking]]`, as often as there are places.",
+    "tracking[]": "Other places for metrics ([watching runs](tracking.md)): one `[[tracking]]` for "
+    "each place.",
 }
 
-# Each table's keys stand in three groups. What is in neither list is an expert's: a new key needs
-# no line here.
+# Each table's keys are in three groups. A key in neither list is for experts, so a new key needs no
+# line here.
 EVERYBODY = """
     title seed rounds model.base model.device model.dtype model.trainable model.adapter.kind model.adapter.rank
     task.name task.path task.clients task.examples task.evaluation task.partition.kind task.partition.alpha
@@ -82,34 +87,52 @@ PAPERS = """
     method.travel method.combine method.personal method.alpha method.block_rate method.every
     aggregation.iterations aggregation.smoothing secure_sums.masks attack.kind attack.clients attack.strength
 """
-GROUPS = ("What everybody sets:", "What an expert sets:", "What a paper needs:")
+GROUPS = ("Common keys", "Keys for experts", "Keys that the papers need")
 
 
 def main() -> int:
-    """Write the file, or say whether it is up to date."""
-    text = reference()
+    """Write the pages, or check whether they are up to date. Return the exit code."""
+    pages = reference_pages()
     if problems := changed_defaults():
         print("\n".join(problems), file=sys.stderr)
         return 1
     if "--check" in sys.argv[1:]:
-        return 0 if FILE.read_text(encoding="utf-8") == text else 1
-    FILE.write_text(text, encoding="utf-8")
+        return 1 if outdated_pages(pages) else 0
+    for name in outdated_pages(pages):
+        if name in pages:
+            (DOCS / name).parent.mkdir(exist_ok=True)
+            (DOCS / name).write_text(pages[name], encoding="utf-8")
+        else:
+            (DOCS / name).unlink()
     DEFAULTS.write_text(json.dumps(defaults(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return 0
 
 
-def changed_defaults() -> list[str]:
-    """Returns a line for each recorded setting that orbits leave out and that does not mean the
-    same any more.
+def outdated_pages(pages: dict[str, str]) -> list[str]:
+    """Return the names of pages whose files are missing, differ, or belong to no table any more.
+
+    Args:
+        pages: the text of each page, by its path in docs/.
     """
+    files = [DOCS / "recipe.md", *(DOCS / "recipe").glob("*.md")]
+    stored = {
+        file.relative_to(DOCS).as_posix(): file.read_text(encoding="utf-8")
+        for file in files
+        if file.exists()
+    }
+    return sorted(name for name in {*pages, *stored} if pages.get(name) != stored.get(name))
+
+
+def changed_defaults() -> list[str]:
+    """Return a line for each recorded setting that orbits leave out and whose default has changed."""
     now = defaults()
     lines = []
     for name, settings in json.loads(DEFAULTS.read_text(encoding="utf-8")).items():
         for key, value in settings.items():
-            found = now.get(name, {}).get(key, "gone")
-            if found != value:
+            current = now.get(name, {}).get(key, "gone")
+            if current != value:
                 lines.append(
-                    f"{name}.{key} was {value!r} by default and is {found!r}. Orbits that leave it "
+                    f"{name}.{key} was {value!r} by default and is {current!r}. Orbits that leave it "
                     f"out mean {value!r}, "
                     "so they would be replayed to other weights, or not be read: keep it, and call "
                     "a new setting by "
@@ -120,8 +143,8 @@ def changed_defaults() -> list[str]:
 
 
 def defaults() -> dict[str, dict[str, Any]]:
-    """Returns the defaults of all settings that an orbit's header may have, by class and key."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the defaults of all settings that an orbit's header may have, by class and key."""
+    settings: dict[str, dict[str, Any]] = {}
     for kind in _with_tables([*METHODS, *possible_models(AnyAdapter, ()), PrivacySettings]):
         table: dict[str, Any] = {}
         for key, field in kind.model_fields.items():
@@ -130,8 +153,8 @@ def defaults() -> dict[str, dict[str, Any]]:
                 table[key] = (
                     value.model_dump(mode="json") if isinstance(value, BaseModel) else value
                 )
-        found[kind.__name__] = flat(table)
-    return found
+        settings[kind.__name__] = flat(table)
+    return settings
 
 
 def _with_tables(kinds: list[type[BaseModel]]) -> Iterator[type[BaseModel]]:
@@ -141,40 +164,63 @@ def _with_tables(kinds: list[type[BaseModel]]) -> Iterator[type[BaseModel]]:
             yield from _with_tables(possible_models(field.annotation, field.metadata))
 
 
-def reference() -> str:
-    """The whole page."""
-    # by what they are called: several methods or tasks may have one
+def reference_pages() -> dict[str, str]:
+    """Return the text of each page, by its path in docs/."""
+    # several methods or tasks may have a key of the same name
     keys: dict[str, list[Key]] = {}
     for key in list_keys(Recipe):
         keys.setdefault(key.key, []).append(key)
-    parts = [BEGINNING]
+    pages, rows = {}, []
     for table in dict.fromkeys(_table(same[0]) for same in keys.values()):
-        several = table.endswith("[]")
-        heading = f"[[{table[:-2]}]]" if several else f"[{table}]" if table else "Outside of tables"
-        parts.append(f"## {heading}\n\n{TABLES[table]}\n")
-        for number, group in enumerate(GROUPS):
-            rows = [
-                _row(same)
-                for same in keys.values()
-                if _table(same[0]) == table and _group(same[0].key) == number
-            ]
-            if rows:
-                head = "| key | type | default | meaning |\n|---|---|---|---|"
-                parts.append("\n".join([group, "", head, *rows, ""]))
+        same_table = [same for same in keys.values() if _table(same[0]) == table]
+        name = table.removesuffix("[]") or "run"
+        pages[f"recipe/{name}.md"] = _table_page(table, same_table)
+        rows.append(
+            f"| [{_title(table)}](recipe/{name}.md) | {len(same_table)} | {TABLES[table]} |"
+        )
+    overview = ["| table | keys | purpose |", "|---|---|---|", *rows, ""]
+    return {"recipe.md": BEGINNING + "\n" + "\n".join(overview), **pages}
+
+
+def _title(table: str) -> str:
+    if not table:
+        return "outside of tables"
+    if table.endswith("[]"):
+        return f"`[[{table[:-2]}]]`"
+    return f"`[{table}]`"
+
+
+def _table_page(table: str, keys: list[list[Key]]) -> str:
+    """Return the page of one table, with its keys in groups."""
+    title = _title(table)
+    heading = f"Recipe: keys {title}" if not table else f"Recipe: {title}"
+    about = re.sub(r"\]\((?=[\w-]+\.md)", "](../", TABLES[table])
+    parts = [
+        f"# {heading}\n\n{MADE}\n\n{about} [All tables, and what holds for every key](../recipe.md).\n"
+    ]
+    for number, group in enumerate(GROUPS):
+        rows = [_row(same) for same in keys if _group(same[0].key) == number]
+        if rows:
+            head = "| key | meaning | type | default |\n|---|---|---|---|"
+            parts.append("\n".join([f"## {group}", "", head, *rows, ""]))
     return "\n".join(parts)
 
 
 def _table(key: Key) -> str:
-    """Returns a key's first part, "" of one that stands outside of tables."""
+    """Return a key's first part; "" for one outside of tables."""
     return key.key.partition(".")[0] if "." in key.key else ""
 
 
 def _group(key: str) -> int:
-    return 0 if key in EVERYBODY.split() else 2 if key in PAPERS.split() else 1
+    if key in EVERYBODY.split():
+        return 0
+    if key in PAPERS.split():
+        return 2
+    return 1
 
 
 def _row(same: list[Key]) -> str:
-    """Returns the row of a key, with what differs between its tables."""
+    """Return the row of a key, with the differences between its owners."""
     table = _table(same[0])
     name = same[0].key.removeprefix(f"{table}.") if table else same[0].key
     about = [
@@ -182,15 +228,15 @@ def _row(same: list[Key]) -> str:
     ]
     cells = (
         f"`{name}`",
+        " ".join(about),
         _each([key.kind for key in same], same),
         _each(list(map(_default, same)), same),
-        " ".join(about),
     )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _each(cells: list[str], same: list[Key]) -> str:
-    """Returns what all say, or what each says and of what."""
+    """Return the common cell, or each cell with its owners."""
     if len(set(cells)) == 1:
         return cells[0]
     return "; ".join(f"{cell} (*{_whose(key)}*)" for cell, key in zip(cells, same, strict=True))

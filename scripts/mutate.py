@@ -5,11 +5,14 @@ whether a test fails.
     python scripts/mutate.py rounding stream     these
 
 mutmut (a development dependency) changes the code and runs the tests, in a copy of the tree under
-build/mutants. This script says which functions and tests belong together and prints what no test
-noticed and the table does not explain. It leaves out mistakes in texts alone, in what is raised
-beside its type, in `strict=`, `dtype=`, `copy=`, `astype` and `cast`, which guard against a
-caller's mistake or say a default or a type, and in devices, of which a processor has one. It exits
-with 1 if there is any other.
+build/mutants. This script lists which functions and tests belong together, and prints the mistakes
+that no test noticed and that the table does not explain. The table explains a mistake by its
+function and its kind, such as `number -> number`, so that it stays right when lines are rewritten.
+
+The script leaves out mistakes in texts alone; in the details of an error beside its type; in
+`strict=`, `dtype=`, `copy=`, `astype` and `cast`, which guard against a caller's mistake or spell
+out a default or a type; and in devices, of which a processor has one. It exits with 1 if there is
+any other.
 """
 
 import argparse
@@ -30,7 +33,7 @@ TABLE = Path(__file__).with_name("mutations.toml")
 TIERS = ("not long and not slow", "not slow")
 # exit codes: a test failed, or the code never ended or crashed
 NOTICED = {1, 3, 24, 36, 37, 152, 255, -24, -9, -11, -15}
-# what is left out of a comparison: texts, what is said of a mistake, defaults that are spelt out
+# left out of a comparison: texts, the details of an error, defaults that are written out
 SAME = (
     re.compile(r"""[rbf]*("([^"\\]|\\.)*"|'([^'\\]|\\.)*')""", re.IGNORECASE),
     re.compile(r"raise \w+\(.*"),
@@ -40,6 +43,13 @@ SAME = (
     # of one device
     re.compile(r"\.to\((None|[\w.]+\.device)\)|,? ?\bdevice=[\w.]*|kernels\.current\([\w.\[\]]*\)"),
 )
+
+COMMENT = re.compile(r"(?:^|  )# .*")
+TOKEN = re.compile(
+    r"""[rbf]*"(?:[^"\\]|\\.)*"|[rbf]*'(?:[^'\\]|\\.)*'|\d[\d_.]*(?:e-?\d+)?|\w+"""
+    r"""|\*\*=?|//=?|<<|>>|[<>=!+\-*/%&|^@]=|->|[^\w\s]"""
+)
+WORDS = {"None", "True", "False", "and", "or", "not", "in", "is", "break", "continue", "return"}
 
 
 def copy_tree(target: dict[str, Any], folder: Path) -> None:
@@ -104,11 +114,76 @@ def bare(line: str) -> str:
     return line
 
 
-def unnoticed(target: dict[str, Any], folder: Path, mutmut: list[str]) -> Iterator[str]:
-    """The mistakes that no test noticed and that the table does not explain, as "- line", "+
-    line".
+def function_of(name: str) -> str:
+    """Return the qualified name of the function that one of mutmut's names stands for.
+
+    Args:
+        name: such as `package.module.xǁClassǁmethod__mutmut_3` or `package.module.x_f__mutmut_1`.
     """
-    explained = [one["change"] for one in target.get("equivalent", ())]
+    mangled = name.rpartition(".")[2].rpartition("__mutmut_")[0]
+    if mangled.startswith("xǁ"):
+        return ".".join(mangled.split("ǁ")[1:])
+    return mangled.removeprefix("x_")
+
+
+def kind_of(gone: str, new: str) -> str:
+    """Return the kind of a mistake: the two sides of the difference, without names and values.
+
+    Args:
+        gone: the line, or lines, that the mistake changes.
+        new: the same with the mistake.
+
+    Returns:
+        A text such as `< -> <=`, `number -> number`, `value -> None`, `argument -> nothing` or
+        `value -> value or True`.
+    """
+    old_tokens, new_tokens = (TOKEN.findall(COMMENT.sub("", line)) for line in (gone, new))
+    start = 0
+    while start < min(len(old_tokens), len(new_tokens)) and old_tokens[start] == new_tokens[start]:
+        start += 1
+    end = 0
+    while (
+        end < min(len(old_tokens), len(new_tokens)) - start
+        and old_tokens[-1 - end] == new_tokens[-1 - end]
+    ):
+        end += 1
+    before = old_tokens[start : len(old_tokens) - end]
+    after = new_tokens[start : len(new_tokens) - end]
+    for ending in (["or", "True"], ["and", "False"]):
+        if after[-2:] == ending and len(after) > len(before):
+            return f"value -> value {' '.join(ending)}"
+    return f"{describe_tokens(before)} -> {describe_tokens(after)}"
+
+
+def describe_tokens(tokens: list[str]) -> str:
+    """Return the kind of one side of a difference."""
+    if not tokens:
+        return "nothing"
+    if "=" in tokens:
+        return "argument"
+    if len(tokens) > 1:
+        return "value"
+    [token] = tokens
+    if token[0].isdigit():
+        return "number"
+    if token[-1] in "\"'":
+        return "text"
+    if token.isidentifier() and token not in WORDS:
+        return "value"
+    return token
+
+
+def unnoticed(target: dict[str, Any], folder: Path, mutmut: list[str]) -> Iterator[str]:
+    """Yield the mistakes that no test noticed and that the table does not explain, as "- line",
+    "+ line".
+
+    The table gives the number of equivalent mistakes of a kind in a function. If there are more,
+    all of them are shown.
+    """
+    expected = {
+        (one["function"], one["kind"]): one.get("count", 1) for one in target.get("equivalent", ())
+    }
+    groups: dict[tuple[str, str], list[str]] = {}
     meta = json.loads((folder / "mutants" / f"{target['file']}.meta").read_text(encoding="utf-8"))
     for name, code in meta["exit_code_by_key"].items():
         if code is None or code in NOTICED:
@@ -117,9 +192,15 @@ def unnoticed(target: dict[str, Any], folder: Path, mutmut: list[str]) -> Iterat
             [*mutmut, "show", name], cwd=folder, capture_output=True, text=True, check=True
         ).stdout
         gone, new = changed_lines(shown)
-        if bare(gone) == bare(new) or f"{gone} -> {new}" in explained:
+        if bare(gone) == bare(new):
             continue
-        yield f"  {name} (exit code {code})\n    - {gone}\n    + {new}"
+        group = groups.setdefault((function_of(name), kind_of(gone, new)), [])
+        group.append(f"  {name} (exit code {code})\n    - {gone}\n    + {new}")
+    for (function, kind), mistakes in groups.items():
+        allowed = expected.get((function, kind), 0)
+        if len(mistakes) > allowed:
+            yield f"  {function}: {kind}: {len(mistakes)} unnoticed, {allowed} of them equivalent"
+            yield from mistakes
 
 
 def main() -> None:

@@ -287,3 +287,18 @@ def test_the_readmes_recipe_for_ones_own_data_runs(tmp_path):
     finished = done(tmp_path, "run", "my.toml", *(f"--set={pair}" for pair in quick))
     assert "15 training, 0 validation and 3 held-out examples" in finished.stdout
     assert "accuracy" in finished.stdout
+
+
+@pytest.mark.long
+def test_the_first_page_prints_what_its_commands_print(tmp_path, without_pictures):
+    """As far as all machines agree: what is learnt differs in its last digits."""
+    page = [b.text for b in blocks(ROOT / "docs" / "start.md") if b.language == "text"]
+    shown, trained = page
+    demo = new(tmp_path)
+    preview = done(demo, "preview", "recipe.toml", "--examples", 1, "--client", "south").stdout
+    assert closer(shown) in closer(preview)
+    quick = ["rounds=1", "method.training.steps=1"]
+    run = done(demo, "run", "recipe.toml", *(f"--set={pair}" for pair in quick)).stdout
+    expected = trained.replace("10 rounds", "1 round").replace("round  0", "round 0")
+    assert closer(expected.partition("  round  1")[0]) in closer(run)
+    assert "28,000 B up a client" in trained and "28,000 B up a client" in run

@@ -7,8 +7,17 @@ import subprocess
 import sys
 
 import pytest
+from safetensors import SafetensorError
 
-from fedseed.durable import Appender, append_to, finished_files, replacing, write_whole
+from fedseed.durable import (
+    Appender,
+    append_to,
+    explain_failed_write,
+    find_system_error,
+    finished_files,
+    replacing,
+    write_whole,
+)
 from fedseed.errors import StorageError
 
 
@@ -77,6 +86,17 @@ def test_what_a_disk_refuses_is_said_with_the_remedy(tmp_path, monkeypatch, numb
     with pytest.raises(StorageError, match=f"a: can't be written: {os.strerror(number)}{remedy}$"):
         write_whole(tmp_path / "a", b"data")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_recognised_in_errors_of_rust_libraries():
+    quoted = SafetensorError("I/O error: No space left on device (os error 28)")
+    cause = find_system_error(quoted)
+    assert cause.errno == errno.ENOSPC
+    assert explain_failed_write(cause) == (
+        "No space left on device: make room there, then start this again"
+    )
+    assert find_system_error(SafetensorError("header too large")) is None
+    assert find_system_error(cause) is cause
 
 
 @pytest.mark.parametrize("failing", ["pwrite", "fsync"])

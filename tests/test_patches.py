@@ -63,7 +63,7 @@ def test_the_guide_shows_the_patch(name):
     page = re.search(
         rf"^## Add an? [^\n]*{name}.*?(?=^## |\Z)", GUIDE, re.DOTALL | re.MULTILINE
     ).group()
-    # what has settings is in docs/recipe.md
+    # what has settings is in docs/recipe/
     assert ("scripts/make_reference.py\n" in page) == (name != "transport")
 
 

@@ -2,6 +2,7 @@
 deal.
 
     python examples/real/picture.py --out docs/pictures/real-text.png
+    python examples/real/picture.py --skewed --out docs/pictures/real-text-skewed.png    (README)
 
 A dot is a run of one seed, a bar their mean; beside a method's name stand the bytes that a client
 sends a round. Subspace and the first line have rates that fall to zero. Of each line the rate with
@@ -29,7 +30,7 @@ PANELS = (
         ("real-subspace-debian-iid.csv", "IID"),
     ),
     (
-        "by maintainer, a step each",
+        "Debian's sections, by maintainer",
         "by-maintainer",
         ("real-skew.csv", "by-maintainer"),
         ("real-subspace-debian.csv", "by-maintainer"),
@@ -77,25 +78,32 @@ def runs_of(
     runs = {}
     for line in LINES:
         if line in FALLING_LINES:
-            key, found = slug(FALLING_LINES[line]), with_falling_rates
+            key, candidates = slug(FALLING_LINES[line]), with_falling_rates
         else:
-            key, found = slug(line), with_constant_rates
-        if (deal, key) in found:
-            runs[line] = found[deal, key]
+            key, candidates = slug(line), with_constant_rates
+        if (deal, key) in candidates:
+            runs[line] = candidates[deal, key]
     return runs
 
 
-def draw(path: Path) -> None:
-    """Draw a panel for each task and deal."""
-    figure = Figure(figsize=(9.6, 6.6))
-    grid = figure.subplots(2, 2, sharex=True)
-    for axes, (title, deal, constant, falling) in zip(grid.flat, PANELS, strict=True):
+def draw(path: Path, is_skewed: bool = False) -> None:
+    """Draw a panel for each task and deal.
+
+    Args:
+        path: the picture's file.
+        is_skewed: leave out the deals in which all clients have alike data.
+    """
+    panels = [entry for entry in PANELS if not (is_skewed and entry[1] == "IID")]
+    row_count = len(panels) // 2
+    figure = Figure(figsize=(9.6, 3.3 * row_count))
+    grid = figure.subplots(row_count, 2, sharex=True, squeeze=False)
+    for axes, (title, deal, constant, falling) in zip(grid.flat, panels, strict=True):
         gains = {}
         for line, by_seed in runs_of(deal, constant, falling).items():
             size = human_bytes(next(iter(by_seed.values()))["bytes up"])
             gains[f"{line}  {size}"] = gained(by_seed)
         panel(axes, gains, title)
-    for axes in grid[1]:
+    for axes in grid[-1]:
         axes.set_xlabel("accuracy gained over the base, points")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
@@ -105,7 +113,11 @@ def main() -> None:
     """Draw what is stored."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=FIGURES.parent / "pictures" / "real-text.png")
-    draw(parser.parse_args().out)
+    parser.add_argument(
+        "--skewed", action="store_true", help="only the deals in which clients' data differ"
+    )
+    options = parser.parse_args()
+    draw(options.out, options.skewed)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ REMEDIES = {
     errno.EDQUOT: "make room there, or raise the quota",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
 }
+RUST_ERROR = re.compile(r"\(os error (\d+)\)")
 LOCK_PAUSE_SECONDS = 0.01  # before a lock that is held is tried again
 
 
@@ -98,11 +99,11 @@ class Appender:
             return False
         return os.path.samestat(status, os.fstat(self.handle))
 
-    def append(self, data: bytes, sync: bool = True) -> None:
+    def append(self, *parts: bytes, sync: bool = True) -> None:
         """Write at the end, on disk before this returns.
 
         Args:
-            data: what to write.
+            parts: what to write, one part after the other.
             sync: False: the system has it when this returns, so that it survives the process, but
                 not a power cut.
 
@@ -112,10 +113,11 @@ class Appender:
         try:
             with _explained(self.path):
                 position = self.size
-                rest = memoryview(data)
-                while rest:
-                    count = os.pwrite(self.handle, rest, position)
-                    position, rest = position + count, rest[count:]
+                for part in parts:
+                    rest = memoryview(part)
+                    while rest:
+                        count = os.pwrite(self.handle, rest, position)
+                        position, rest = position + count, rest[count:]
                 if sync:
                     os.fsync(self.handle)
         except BaseException:
@@ -296,9 +298,29 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        problem = error.strerror or str(error)
-        if error.errno == errno.ELOOP:
-            problem = "it is a link, and nothing is written through one"
-        elif error.errno in REMEDIES:
-            problem = f"{problem}: {REMEDIES[error.errno]}, then start this again"
-        raise StorageError(f"{path}: can't be written: {problem}") from error
+        raise StorageError(f"{path}: can't be written: {explain_failed_write(error)}") from error
+
+
+def explain_failed_write(error: OSError) -> str:
+    """Return what kept a file from being written, with a remedy where there is one."""
+    problem = error.strerror or str(error)
+    if error.errno == errno.ELOOP:
+        return "it is a link, and nothing is written through one"
+    if error.errno in REMEDIES:
+        return f"{problem}: {REMEDIES[error.errno]}, then start this again"
+    return problem
+
+
+def find_system_error(error: BaseException) -> OSError | None:
+    """Return the system's error that an error is, or that its text quotes; None: neither.
+
+    safetensors and tokenizers, which are written in Rust, raise errors of their own kinds, such as
+    "... I/O error: No space left on device (os error 28)".
+    """
+    if isinstance(error, OSError):
+        return error
+    quoted = RUST_ERROR.search(str(error))
+    if quoted is None:
+        return None
+    number = int(quoted[1])
+    return OSError(number, os.strerror(number))

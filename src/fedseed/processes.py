@@ -49,7 +49,7 @@ GROUP = int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.envi
 _LOCK = threading.Lock()
 
 
-def alone(feature: str) -> None:
+def refuse_torchrun(feature: str) -> None:
     """Raise RecipeError if torchrun has started this process with others
     (`fedseed.federation.client.group`).
     """

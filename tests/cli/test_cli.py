@@ -97,7 +97,7 @@ NOWHERE = {
     "verify demo --client north --data nix": "nix: there is no such file or folder",
     "verify demo/nix --client north": "demo/nix: there is no such file or folder",
     "generate demo --file nix": "--file nix: can't be read",
-    "report demo/nix": "demo/nix: no run is here",
+    "report demo/nix": "demo/nix: there is no run in this folder",
     "orbit info demo/nix": "demo/nix: can't be read",
     **{
         f"{command} demo/nix": "demo/nix: there is no such folder or file"
@@ -187,7 +187,7 @@ def test_orbit_commands(finished, tmp_path):
     assert "the same base, settings and 2 steps" in fedseed("orbit", "diff", orbit, orbit).stdout
     refused(
         1,
-        "every step of ferret counts",
+        "ferret needs all its steps",
         "orbit",
         "compact",
         orbit,
@@ -199,7 +199,7 @@ def test_orbit_commands(finished, tmp_path):
     signed = ["orbit", "verify", tmp_path / "one.orbit", "--key", tmp_path / "key.pub"]
     assert "the signature is that of key.pub" in fedseed(*signed).stdout
     signed[2:3] = [orbit, "--signature", tmp_path / "one.orbit.sig"]
-    refused(1, "not this key's signature", *signed)
+    refused(1, "not a signature of this file by this key", *signed)
 
 
 @pytest.mark.long

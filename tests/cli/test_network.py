@@ -42,8 +42,8 @@ def test_servers_that_are_not_there(recipe, tmp_path, monkeypatch):
     port = free_port()
     serve = ("serve", recipe, "--out", tmp_path / "run", "--nats")
     why = (
-        f"fedseed: 127.0.0.1:{port}: can't be reached: nothing listens there; is nats-server "
-        "running?\n"
+        f"fedseed: 127.0.0.1:{port}: can't be reached: nothing listens there; check that "
+        "nats-server is running\n"
     )
     refused(1, why, *serve, f"nats://127.0.0.1:{port}")
     why = "fedseed: no-such-host.invalid:4222: there is no host of this name\n"
@@ -56,7 +56,7 @@ def test_servers_that_are_not_there(recipe, tmp_path, monkeypatch):
     ("arguments", "text"),
     [
         (("join", "RECIPE", "--nats", "nats://127.0.0.1:1"), "--client NAME"),
-        (("serve", "RECIPE"), "where is the server?"),
+        (("serve", "RECIPE"), "the server's address is missing"),
         (("serve", "RECIPE", "--nats", "http://x"), "write nats://HOST:PORT"),
         (("serve", "RECIPE", "--nats", "nats://x", "--run", "a.b"), "run name 'a.b'"),
         (

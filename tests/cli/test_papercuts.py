@@ -173,7 +173,7 @@ def test_a_site_that_never_measured_the_tuned_model_shows_no_progress_that_was_n
         for number, names in ((0, "ab"), (2, "a"))
     ]
     assert by_client(costs.by_client(lines))[1] == (
-        "  b: held-out loss 4.000 before training (3 examples); it was away whenever the tuned "
+        "  b: held-out loss 4.000 before training (3 examples); it was absent whenever the tuned "
         "model was measured"
     )
 

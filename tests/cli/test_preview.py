@@ -159,3 +159,16 @@ def test_a_configuration_tells_what_the_model_would(base, longest, tmp_path, mon
     monkeypatch.setattr(preview, "_prepare_by_config", lambda *arguments: None)
     assert preview.preview(recipe, examples=100) == shown_by_config
     assert ("left out" in str(shown_by_config)) == (longest == 70)
+
+
+def test_characters_of_several_tokens_are_shown_whole(tmp_path):
+    """The small base has two tokens for an umlaut: each alone is no text."""
+    rows = [{"prompt": "Wie schön?", "completion": f" süß „{i}“"} for i in range(3)]
+    write_lines(tmp_path / "data" / "anna.jsonl", rows)
+    (tmp_path / "my.toml").write_text(
+        'rounds = 1\n[task]\nname = "files"\npath = "data"\n[method]\nname = "fedavg"\n'
+    )
+    done = well("preview", "my.toml", "--examples", 2, cwd=tmp_path)
+    assert "\ufffd" not in done.stdout
+    assert "sch|ö|·|n" in done.stdout and "|ü|·|ß|·| |„|·|·|" in done.stdout
+    assert done.stdout.rstrip().endswith("; · is the rest of a character")

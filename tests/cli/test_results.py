@@ -345,7 +345,7 @@ def test_ctrl_c_says_how_it_goes_on(place, tmp_path, monkeypatch):
     wanted = shlex.join(["fedseed", *map(str, words), "--resume"])
     assert (done.returncode, done.stderr) == (
         130,
-        f"fedseed: interrupted; it goes on with: {wanted}\n",
+        f"fedseed: interrupted; continue with: {wanted}\n",
     )
     assert "resumed after round 1 of 3" in well(*words, "--resume", cwd=place).stdout
     found = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -376,7 +376,7 @@ def test_ctrl_c_at_a_server_says_how_it_goes_on(place, monkeypatch, words):
     again = shlex.join(["fedseed", *(word for word in words if word != "--fresh")])
     assert (done.returncode, done.stderr) == (
         130,
-        f"fedseed: interrupted; it goes on with: {again}\n",
+        f"fedseed: interrupted; continue with: {again}\n",
     )
 
 

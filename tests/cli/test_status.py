@@ -73,7 +73,7 @@ def test_figures_of_a_client_that_was_away_at_the_end_say_of_when_they_are():
     ]
     assert by_client(costs.by_client(lines)) == [
         "  a: held-out loss 4.000 -> 1.000 (1 examples)",
-        "  b: held-out loss 4.000 -> 2.000 (1 examples; after round 1: it was away at the end)",
+        "  b: held-out loss 4.000 -> 2.000 (1 examples; after round 1: it was absent at the end)",
     ]
 
 

@@ -59,11 +59,11 @@ def test_a_simulated_mesh_ends_with_the_digest_of_the_federation(recipe, tmp_pat
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--nats", "nats://here:4222"], "--nats: say which node this is with --node NAME"),
-        (["--leave"], "--leave: say which node this is"),
+        (["--nats", "nats://here:4222"], "--nats: give this node's name with --node NAME"),
+        (["--leave"], "--leave: give this node's name"),
         (["--partition", "5"], "--partition 5: write BEGIN:END"),
         (["--node", "client-0", "--down", "0.2"], "for a simulated mesh; leave out --node"),
-        (["--node", "client-0"], "where is the server?"),
+        (["--node", "client-0"], "the server's address is missing"),
         (["--set", "method.weighting=examples"], 'set it to "equal"'),
         (["--set", "federation.per_round=2"], "federation.per_round, federation.fraction"),
         (["--set", "stopping.patience=3"], "[stopping]: nobody decides"),

@@ -58,7 +58,7 @@ def test_a_server_whose_disk_is_full_is_named_by_those_who_wait(
     server.kill()
     server.start()
     net.check(problem, coordinator, [host], expected.summary)
-    assert "the server stores again what is written to it" in coordinator.said
+    assert "the server stores messages again" in coordinator.said
 
 
 @both_servers("server")

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +31,8 @@ def test_round_trip(message):
     data = message.encode()
     assert len(data) == FRAME_BYTES + len(message.payload)
     assert Message.decode(data) == message
+    head, payload = Message.decode_view(data)
+    assert payload.obj is data and replace(head, payload=bytes(payload)) == message
 
 
 @given(messages, st.integers(0, 10_000), st.integers(1, 255))

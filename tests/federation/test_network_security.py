@@ -99,11 +99,11 @@ def test_without_credentials_nothing_can_be_read_or_published(secured, tmp_path)
 
     assert "a key is needed" in refusal(None, ca)
     make("other", tmp_path / "other", ["client-4"], ["localhost"], 1)
-    assert "does not know the key" in refusal(tmp_path / "other" / "client-4.nk", ca)
+    assert "is unknown to it" in refusal(tmp_path / "other" / "client-4.nk", ca)
     assert "certificate is not accepted" in refusal(
         server.keys / "client-4.nk", tmp_path / "other" / "ca.pem"
     )
-    assert "wants encryption" in refusal(
+    assert "requires encryption" in refusal(
         server.keys / "client-4.nk", url=f"nats://127.0.0.1:{server.port}"
     )
     # by hand, without encryption: the server does not listen
@@ -119,7 +119,9 @@ def test_without_credentials_nothing_can_be_read_or_published(secured, tmp_path)
 
 def test_a_server_without_encryption_is_refused(shared_server, secured):
     server = secured()
-    with pytest.raises(NetworkError, match="encryption was asked for, but this server has none"):
+    with pytest.raises(
+        NetworkError, match="this side requires encryption, but the server has none"
+    ):
         asyncio.run(
             connect(Access(shared_server.url, ca=server.keys / "ca.pem"), Subjects("run"), "x")
         )
@@ -136,7 +138,7 @@ def test_a_certificate_that_the_clock_makes_invalid(days_ago, text, secured, mon
 
     monkeypatch.setattr("fedseed.transport.keys.datetime", Off)
     server = secured()
-    with pytest.raises(NetworkError, match=f"{text}.*clock says"):
+    with pytest.raises(NetworkError, match=f"{text}.*clock is at"):
         reach = Access(server.url, server.keys / "client-4.nk", server.keys / "ca.pem")
         asyncio.run(connect(reach, Subjects("run"), "x"))
 

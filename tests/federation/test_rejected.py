@@ -2,14 +2,18 @@
 have sent.
 """
 
+import asyncio
 import json
 
 import pytest
 
+from fedseed.errors import NetworkError
 from fedseed.federation.coordinator import session as rejected
-from fedseed.federation.coordinator.network import status_answer
-from fedseed.federation.coordinator.session import Rejected
+from fedseed.federation.coordinator.network import NetworkCoordinator, status_answer
+from fedseed.federation.coordinator.session import CoordinatorSettings, Rejected
+from fedseed.methods import FeedSign
 from fedseed.reports.progress import Progress
+from fedseed.transport.memory import Hub
 from support.heard import Heard
 
 
@@ -100,3 +104,29 @@ def test_refusals_are_shortened_and_all_counted(refusals):
     assert len(answer) <= MOST and (about["round"], about["last"]) == (3, {"loss": 0.5, "by": None})
     counted = sum(sum(reasons.values()) for reasons in about["refusals"].values())
     assert counted == sum(sum(reasons.values()) for reasons in refusals.values())
+
+
+def test_a_client_that_can_not_be_answered_is_named_once_and_not_at_each_hello(monkeypatch):
+    """As on a server with too little storage for the client's objects: it asks again and again."""
+    heard = Heard()
+
+    async def talk():
+        end = await Hub().transport("run").coordinator()
+        coordinator = NetworkCoordinator(
+            end, "run", FeedSign(), 0, 1, CoordinatorSettings(names=("north", "south")), heard
+        )
+
+        async def fail(sender, message):
+            raise NetworkError(f"the object store of {sender} can't be made")
+
+        monkeypatch.setattr(coordinator.reception, "hello", fail)
+        for _ in range(50):
+            for name in ("north", "south"):
+                hello = {"host": name, "header": "", "names": [name], "at": 0}
+                assert await coordinator.receive(name, "hello", json.dumps(hello).encode()) is None
+
+    asyncio.run(talk())
+    assert heard.warnings == [
+        f"{name} can't be answered now: the object store of {name} can't be made"
+        for name in ("north", "south")
+    ]

@@ -109,14 +109,14 @@ def test_an_expired_certificate_is_said_and_waited_for(
             assert "the server needs a new certificate" in child.said
         # whoever starts meanwhile ends, and is told what to do
         access = Access(server.url, keys / "all.nk", keys / "ca.pem")
-        with pytest.raises(NetworkError, match=r"has expired.*; mend that, then start this again"):
+        with pytest.raises(NetworkError, match=r"has expired.*; fix this, then start again"):
             asyncio.run(connect(access, Subjects(run), "late"))
         server.kill()
         authority.write_server(days=100)
         server.start()
         net.check(problem, coordinator, [host], expected.summary)
         assert host.said.count("certificate has expired") == 1
-        assert "the server is there again" in host.said
+        assert "the server is back" in host.said
     finally:
         server.kill()
 
@@ -137,7 +137,7 @@ def test_a_key_that_was_taken_back_is_said_and_waited_for(problem, network, tmp_
         end = text.index("}\n", text.index("subscribe", begin)) + 2
         (keys / "nats-server.conf").write_text(text[:begin] + text[end:])
         server.reload()
-        until(lambda: f"it does not know the key in {keys}" in last.said, 60, last.said)
+        until(lambda: f"the key in {keys} is unknown to it" in last.said, 60, last.said)
         until(lambda: first.reached(last.round() + 5), 60, first.said)  # without it
         (keys / "nats-server.conf").write_text(text)
         server.reload()
@@ -172,7 +172,7 @@ def test_a_stream_that_was_sealed_or_cut_is_made_anew(
         host.kill()
         late = net.host(0, 1, 2, 3, 4, slow=0.05)
         until(
-            lambda: "until it is put there again by `fedseed serve --fresh`" in late.said,
+            lambda: "until it is restored by `fedseed serve --fresh`" in late.said,
             60,
             late.said,
         )
@@ -202,7 +202,7 @@ def test_a_stream_that_does_not_take_the_log_any_more_is_said(problem, network, 
     coordinator, host = begun(net)
     own = [f"fedseed.{net.run}.log"]
     edit(server, net.run, subjects=["elsewhere"], republish=None)
-    until(lambda: f"does not take {own[0]}" in coordinator.said, 60, coordinator.said)
+    until(lambda: f"does not store {own[0]}" in coordinator.said, 60, coordinator.said)
     edit(server, net.run, subjects=own)  # and forgets what the server repeats to clients
     net.check(problem, coordinator, [host], expected.summary)
 
@@ -237,4 +237,4 @@ def test_a_server_that_is_away_is_said_once_it_lasts(problem, network, server, i
     net.check(problem, coordinator, [host], expected.summary)
     for child in (coordinator, host):
         assert child.said.count("nothing listens there") == 1
-        assert "the server is there again" in child.said
+        assert "the server is back" in child.said

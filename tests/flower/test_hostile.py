@@ -26,7 +26,10 @@ def says(text, data=b""):
 
 # what stands in a reply in place of the honest fields (None: nothing), and what is said of it
 POISON = [
-    ({"client": "client-3"}, "it goes by the name of client-3, for which node 12 speaks already"),
+    (
+        {"client": "client-3"},
+        "it has the name client-3, but node 12 already speaks for this client",
+    ),
     *(
         ({field: None}, f"its reply: {field}: Field required")
         for field in ("have", "heard", "waits", "client")
@@ -53,8 +56,8 @@ POISON = [
         {"stored": ["x"], "contents": [10**12]},
         "its reply: contents: 0: Input should be a valid bytes",
     ),
-    ({"said": [UPDATE, UPDATE], "data": [b""]}, "another number of messages or blobs"),
-    ({"stored": ["x"]}, "another number of messages or blobs"),
+    ({"said": [UPDATE, UPDATE], "data": [b""]}, "the numbers of messages or blobs"),
+    ({"stored": ["x"]}, "the numbers of messages or blobs"),
     ({"stored": ["x"], "contents": [b"x"]}, "may store nothing"),
     ({"spent": b"\x00"}, "its reply: spent: Extra inputs"),
     (says("{"), "its reply: not valid JSON"),
@@ -73,10 +76,10 @@ POISON = [
     ({"said": [ASKS] * 101, "data": [b""] * 101}, "more than 100 questions"),
     ({"problem": b"\xff"}, "\\xff"),
     ({"problem": "x\x1b[2J" * 10_000}, "x\\x1b[2J"),
-    ({"fedseed": None}, "are not of one app"),
+    ({"fedseed": None}, "belong to different apps"),
     (
         says('{"client": "client-3", "what": "update"}'),
-        "node 11 speaks for it, as node 12 does already",
+        "node 11 speaks for it, but node 12 already does",
     ),
     (says('{"client": "client-0", "what": "shout"}'), "a message of unknown kind 'shout'"),
     (says('{"client": "client-0", "what": "hello"}', b"[]"), "Input should be an object"),
@@ -132,10 +135,10 @@ def test_a_reply_that_is_none_is_refused_and_the_node_named(
 
 
 ALWAYS = {
-    "is behind": ({"heard": False}, "it has asked to be asked again 9 times in a row"),
+    "is behind": ({"heard": False}, "it has requested another exchange 9 times in a row"),
     "waits": (
         {"waits": True, "said": None, "data": None},
-        "it has asked to be asked again 9 times in a row",
+        "it has requested another exchange 9 times in a row",
     ),
     "has a problem": ({"problem": "no disk"}, "no disk"),
     "says nothing": ({"have": None}, "have: Field required"),
@@ -160,7 +163,7 @@ def test_nobody_is_asked_for_ever(always, tmp_path, monkeypatch):
     over = grid(path, Problem(), recipe, tmp_path / "alone", [{"client": "client-*"}])
     over.changed = lambda node, table: put(table, poison)
     with pytest.raises(
-        FedseedError, match="every node has failed 3 times; the first says: .*" + why
+        FedseedError, match="every node has failed 3 times; the first node's reason: .*" + why
     ):
         run(over, path)
 

@@ -154,5 +154,5 @@ def test_nodes_keep_accounts(tmp_path, capfd):
         turns.append([file.read_bytes() for file in files])
     assert digests[0] == digests[1] and len(turns[0]) == 5
     assert turns[0] == turns[1] == turns[2]
-    assert problems == ["a privacy account allows no more answers, as this node's output says"]
+    assert problems == ["a privacy account allows no more answers: see this node's output"]
     assert "client-0.jsonl: the privacy account of client client-0" in capfd.readouterr().err

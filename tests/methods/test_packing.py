@@ -95,3 +95,17 @@ def test_places_ascend_in_each_chunk_and_lie_in_the_vector(counts, places, text)
     )
     with nullcontext() if text is None else pytest.raises(MessageError, match=text):
         METHOD.decode_step(STATE, made.encode())
+
+
+def test_a_view_of_a_message_is_read_as_bytes_are():
+    data = bytes(range(1, 13))
+    readers = Reader(data), Reader(memoryview(data))
+    for read in (
+        lambda reader: reader.take(4),
+        lambda reader: bytes(reader.take_view(4)),
+        lambda reader: reader.array("u2", 2).tolist(),
+    ):
+        from_bytes, from_view = map(read, readers)
+        assert from_bytes == from_view and type(from_bytes) is type(from_view)
+    for reader in readers:
+        reader.end()

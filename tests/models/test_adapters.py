@@ -255,7 +255,9 @@ def test_any_method_tunes_an_adapter_and_its_orbit_becomes_a_peft_folder(
 def test_what_does_not_fit_is_said():
     with pytest.raises(RecipeError, match=r"fedprompt tunes .prompt.*leave out model\.adapter"):
         adapting.choose_adapter(LoRA(), FedPrompt.adapter, "fedprompt")
-    with pytest.raises(RecipeError, match=r"targets = \['nowhere'\]"):
+    with pytest.raises(
+        RecipeError, match=r"targets = \['nowhere'\].*its linear layers are q_proj, k_proj, v_proj"
+    ):
         install(fresh(), LoRA(targets=["nowhere"]), 1)
     masked = RobertaForMaskedLM(
         RobertaConfig(

@@ -99,10 +99,19 @@ def run(recipe, out=None):
         (("2", "0"), ("LABEL_0", "LABEL_1", "LABEL_2"), (2, 0)),
         (("bad", "good"), ("LABEL_0", "LABEL_1"), (0, 1)),
         (("negative", "positive"), ("negative", "neutral", "positive"), (0, 2)),
+        # sorted as texts, but counted as numbers
+        (("-1", "-2", "0"), ("LABEL_0", "LABEL_1", "LABEL_2"), (1, 0, 2)),
+        (("+1", "-1"), ("LABEL_0", "LABEL_1"), (1, 0)),
+        (("10%", "100%", "20%"), ("LABEL_0", "LABEL_1", "LABEL_2"), (0, 2, 1)),
+        (("grade 1", "grade 10", "grade 2"), ("LABEL_0", "LABEL_1", "LABEL_2"), (0, 2, 1)),
+        (("LABEL_0", "LABEL_1"), ("NEGATIVE", "POSITIVE"), (0, 1)),
+        (("gro\u0308ßer", "kleiner"), ("gr\u00f6ßer", "kleiner"), (0, 1)),
         # other classes: no output stands for them
         (("a", "b"), ("NEGATIVE", "POSITIVE"), None),
         (("0", "1"), ("entailment", "neutral", "contradiction"), None),
         (("1", "2"), ("NEGATIVE", "POSITIVE"), None),
+        (("topic 0", "topic 1"), ("NEGATIVE", "POSITIVE"), None),
+        (("01", "1"), ("LABEL_0", "LABEL_1"), None),
         (("bad", "good", "fine"), ("LABEL_0", "LABEL_1"), None),
         (("a", "A"), ("a", "b"), None),
         (("a", "b"), ("a", "A"), None),
@@ -157,6 +166,23 @@ def encoded(tokenizer, text):
 def texts_held(path):
     data = read_recipe(path).task.load()
     return [one.text for one in data.evaluation[""]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "note"),
+    [
+        (("0", "1", "2"), ""),
+        # is class 1 the first of two, or the second of three?
+        (("1", "2"), "have no names; assuming LABEL_1 for 1, LABEL_2 for 2"),
+        (("1", "2", "3"), "have no names; assuming LABEL_0 for 1, LABEL_1 for 2, LABEL_2 for 3"),
+        (("-1", "0", "1"), "have no names; assuming LABEL_0 for -1, LABEL_1 for 0, LABEL_2 for 1"),
+    ],
+)
+def test_a_guess_at_a_heads_numbers_is_said(labels, note):
+    names = {str(i): f"LABEL_{i}" for i in range(3)}
+    config = {"id2label": names, "architectures": ["BertForSequenceClassification"]}
+    account = Head(labels, 1).account(config, ["BertForSequenceClassification"])
+    assert account.endswith(note) and bool(account) == bool(note)
 
 
 def test_a_head_of_other_classes_is_drawn_anew_and_said(tmp_path):
@@ -236,6 +262,51 @@ def test_lora_on_tied_matrices_is_merged_right(target, tmp_path):
         before = base(input_ids=ids).logits
     assert (expected - before).abs().max() > 0.01
     assert torch.allclose(found, expected, atol=1e-4)
+
+
+BART = {
+    **dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 32),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+    **{"vocab_size": 1488, "max_position_embeddings": 64, "decoder_start_token_id": 2, **IDS},
+}
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_a_lora_on_matrices_that_three_layers_share_is_merged_right(target, tmp_path):
+    """Without ties BART's encoder, decoder and output layer each need a matrix in the file."""
+    made(tmp_path / "base", "BartForConditionalGeneration", "BartConfig", **BART)
+    model, _ = load_model(str(tmp_path / "base"))
+    settings = adapters.LoRA(targets=[target], rank=2)
+    wrapped = adapters.install(model, settings, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    inputs = {name: torch.tensor([[1, 20, 30, 40]]) for name in ("input_ids", "decoder_input_ids")}
+    with torch.no_grad():
+        expected = wrapped(**inputs).logits
+        adapters.merged(wrapped).save_pretrained(tmp_path / "merged")
+        plain = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "merged").eval()
+        assert torch.allclose(plain(**inputs).logits, expected, atol=1e-4)
+
+
+def test_a_lora_on_what_the_model_does_not_use_is_refused(tmp_path):
+    """BART's `shared` holds the matrix that its encoder and decoder look up themselves."""
+    made(tmp_path / "base", "BartForConditionalGeneration", "BartConfig", **BART)
+    path = recipe_of(
+        tmp_path, tmp_path / "base", more='adapter = {kind = "lora", targets = ["shared"]}'
+    )
+    with pytest.raises(RecipeError, match=r"nothing of what is to be tuned .*shared.*targets"):
+        run(path)
+
+
+def test_a_lora_on_positions_is_refused(tmp_path):
+    made(tmp_path / "base", "BartForConditionalGeneration", "BartConfig", **BART)
+    model, _ = load_model(str(tmp_path / "base"))
+    with pytest.raises(RecipeError, match=r"embed_positions is a Bart.*PositionalEmbedding"):
+        adapters.install(model, adapters.LoRA(targets=["embed_positions"]), seed=1)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -399,6 +470,22 @@ def test_a_vision_tower_is_not_tuned_by_texts(seeing, tmp_path):
     names = {e.name for e in Orbit.open(tmp_path / "run" / "model.orbit").header.layout.tensors}
     assert names == moved
     assert ParameterSpace(from_orbit(tmp_path / "run")).digest() == result.summary["weights_digest"]
+
+
+def test_a_lora_in_a_vision_tower_is_not_tuned_by_texts(seeing, tmp_path):
+    """`q_proj` is a name of layers in both towers."""
+    adapter = 'adapter = {kind = "lora", rank = 2, targets = ["q_proj"]}'
+    path = recipe_of(tmp_path, seeing, method=FEEDSIGN, more=adapter, rounds=2)
+    result = run(path, tmp_path / "run")
+    header = Orbit.open(tmp_path / "run" / "model.orbit").header
+    names = {tensor.name for tensor in header.layout.tensors}
+    assert len(names) == 4 and all("language_model" in name for name in names)
+    tuned = open_tuned(find_source(str(tmp_path / "run")), check_all=True)
+    assert evaluate(tuned, read_recipe(path))[0]["loss"] == pytest.approx(
+        result.summary["final"]["loss"], abs=1e-5
+    )
+    vision = [n for n, _ in tuned.model.named_parameters() if "lora_B" in n and "vision" in n]
+    assert vision and not any(tuned.model.get_parameter(name).any() for name in vision)
 
 
 def test_experts_that_few_tokens_reach_are_tuned(tmp_path):

@@ -375,6 +375,11 @@ def test_a_model_that_is_not_quantised_as_the_run_says_is_refused():
         )
 
 
+def test_an_unknown_kind_of_quantisation_is_refused():
+    with pytest.raises(RecipeError, match=r'quantization = "int3": choose one of int4, int8'):
+        load_model("small", quantization="int3")
+
+
 def test_a_base_without_linear_layers_is_refused():
     with pytest.raises(RecipeError, match="without linear layers to quantise"):
         load_model("digits", quantization="int4")

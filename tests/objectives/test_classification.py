@@ -5,11 +5,13 @@ scikit-learn's.
 import numpy as np
 import pytest
 import torch
+from transformers import CanineConfig, CanineForSequenceClassification, CanineTokenizer
 
 from fedseed import Basis, ParameterSpace
 from fedseed.errors import RecipeError
 from fedseed.models.heads import Head
 from fedseed.models.loading import load_model
+from fedseed.models.traits import traits_of
 from fedseed.objectives.classification import Images, TextClasses
 from fedseed.objectives.evaluation import choice_metrics
 from fedseed.randomness import Domain, derive
@@ -150,3 +152,35 @@ def test_grey_pictures_for_a_model_of_colours(loaded):
         RecipeError, match="a picture has 4 channels, but the model's image processor takes 3"
     ):
         objective.prepare(pictures(1, (8, 8, 4)))
+
+
+def test_texts_shorter_than_canines_convolution_are_padded_to_it():
+    """CANINE reads four characters at a time; transformers raises an error for fewer."""
+    config = CanineConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=64,
+        num_hash_buckets=64,
+        num_labels=2,
+        local_transformer_stride=8,
+    )
+    torch.manual_seed(5)
+    model = CanineForSequenceClassification(config).eval()
+    traits_of(model).equal_lengths = True
+    tokenizer = CanineTokenizer()
+    objective = TextClasses(tokenizer, 64)
+    texts = ["", "a", "ab", "no", "a longer text"]
+    items = [item for text in texts for item in objective.items(Choice(text, ("no", "yes"), 0))]
+    assert [len(item.ids) for item in items] == [2, 3, 4, 4, 15]
+    with torch.no_grad():
+        found = objective.scores(model, items)
+        for item, logits in zip(items, found, strict=True):
+            padded = tokenizer.pad(
+                {"input_ids": [list(item.ids)]},
+                padding="max_length",
+                max_length=max(4, len(item.ids)),
+                return_tensors="pt",
+            )
+            torch.testing.assert_close(model(**padded).logits[0], logits)

@@ -68,6 +68,11 @@ def test_what_changes_tokens_changes_the_fingerprint():
         tokens_digest(changed(tokenizer, pre_tokenizer=byte_level)),
         tokens_digest(chat_tokenizer("gemma")),
     ]
+    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    vocabulary = dict(model["vocab"])
+    rare = [token for token in vocabulary if len(token) > 1][-2:]  # no fixed text has them
+    vocabulary[rare[0]], vocabulary[rare[1]] = vocabulary[rare[1]], vocabulary[rare[0]]
+    others.append(tokens_digest(changed(tokenizer, model={**model, "vocab": vocabulary})))
     tokenizer.add_tokens(["1,234"])
     others.append(tokens_digest(tokenizer))
     assert len({whole, *others}) == 1 + len(others)
@@ -78,6 +83,17 @@ def test_what_a_template_writes_is_compared():
     assert len(set(found)) == 3
     spaced = TEMPLATES["qwen2"].replace("tojson", "tojson(indent=1)")
     assert template_digest(chat_tokenizer("qwen2", spaced)) not in found
+    branches = (
+        "{% if enable_thinking is defined and not enable_thinking %}T{% endif %}",
+        "{% if messages | length > 6 %}T{% endif %}",
+        "{% if messages[1] and messages[1].reasoning_content %}T{% endif %}",
+        "{% if messages[1] and (messages[1].tool_calls or []) | length > 1 %}T{% endif %}",
+        "{% if messages[3] and messages[3].role == 'system' %}T{% endif %}",
+    )
+    others = [
+        template_digest(chat_tokenizer("qwen2", TEMPLATES["qwen2"] + branch)) for branch in branches
+    ]
+    assert len({*found, *others}) == 3 + len(branches)
     # what differs in the text alone writes the same; a date is always the same one
     commented = "{# a comment #}" + TEMPLATES["qwen2"]
     assert template_digest(chat_tokenizer("qwen2", commented)) == found[1]

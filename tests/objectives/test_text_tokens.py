@@ -15,7 +15,8 @@ TEXTS = [
     "User: Say 1! Assistant: 1 bird; x=2, y=3\nthe answer is good",
 ] * 20
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-KINDS = ("llama-2", "metaspace", "bytes with a blank", "bytes")
+# "underline" is a metaspace that is written in another way
+KINDS = ("llama-2", "metaspace", "underline", "bytes with a blank", "bytes")
 
 
 def text_tokenizer(kind, ends=False):
@@ -35,6 +36,9 @@ def text_tokenizer(kind, ends=False):
     elif kind == "metaspace":
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
         tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    elif kind == "underline":
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("_", prepend_scheme="always")
+        tokenizer.decoder = decoders.Metaspace("_", prepend_scheme="always")
     else:
         blank = kind != "bytes"
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=blank)

@@ -4,7 +4,13 @@ import pytest
 
 from fedseed.objectives.kinds import short_answers
 from fedseed.objectives.losses import CausalLM, Choices
-from fedseed.objectives.prepared import describe_changes, describe_idle, prepare, prepare_sets
+from fedseed.objectives.prepared import (
+    Prepared,
+    describe_changes,
+    describe_idle,
+    prepare,
+    prepare_sets,
+)
 from fedseed.objectives.rewarded import Rewarded
 from fedseed.objectives.settings import EvaluationSettings
 from fedseed.objectives.tokens import Tokens, fit_to_limit
@@ -114,3 +120,13 @@ def test_answers_that_get_too_few_tokens_are_counted_where_answers_are_written(s
         ]
         assert told(objective, Example("a", "b")) == []
     assert told(Choices(small[1]), Choice("a b c d e f g h i j", (" k", " l"), 0)) == []
+
+
+def test_an_example_of_several_parts_counts_once_in_the_notes():
+    part = Tokens((1, 2), 1, remarks=("apart",))
+    items = [[part, part, part], [part], [Tokens((1, 2), 1)]]
+    prepared = Prepared("anna", ["a", "b", "c"], items, 0)
+    assert describe_changes([prepared], "30 tokens") == (
+        "2 of the clients' examples are learnt answer by answer, because the chat template "
+        "rewrites earlier answers",
+    )

@@ -162,15 +162,15 @@ def test_damage_before_the_last_record_and_what_follows_the_end_are_never_cut_of
 def test_a_swapped_record_is_told_from_a_damaged_one(data, tmp_path):
     head, rest = data[: -3 * STEP - FRAME], data[-3 * STEP - FRAME :]
     first, second, third, end = (rest[i * STEP : (i + 1) * STEP] for i in range(4))
-    with pytest.raises(OrbitError, match="step 3 stands where step 2 belongs"):
+    with pytest.raises(OrbitError, match="step 3 is in the place of step 2"):
         Orbit.parse(head + first + third + second + end)
-    with pytest.raises(OrbitError, match="step 2 stands where step 1 belongs"):
+    with pytest.raises(OrbitError, match="step 2 is in the place of step 1"):
         Orbit.parse(head + second + third + end)
     with pytest.raises(OrbitError, match="80 bytes after the end"):
         Orbit.parse(data + first)
     write(tmp_path / "other.orbit", dtype=torch.bfloat16)  # the same steps of another run
     foreign = (tmp_path / "other.orbit").read_bytes()[-2 * STEP - FRAME : -STEP - FRAME]
-    with pytest.raises(OrbitError, match="step 2 is damaged, or follows other steps"):
+    with pytest.raises(OrbitError, match="step 2 is damaged, or was moved"):
         Orbit.parse(head + first + foreign + third + end)
 
 

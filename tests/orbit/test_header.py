@@ -74,10 +74,10 @@ def test_numbers_at_their_bounds():
     for header, wrong, text in (
         (PLAIN, {"seed": -1}, "seed -1"),
         (PLAIN, {"seed": 1 << 64}, "seed 18446744073709551616"),
-        (last, {"first": 0}, "a first step of 0"),
-        (last, {"first": 1 << 32}, "a first step of 4294967296"),
+        (last, {"first": 0}, "the first step is 0"),
+        (last, {"first": 1 << 32}, "the first step is 4294967296"),
         (PLAIN, {"first": 2}, "feedsign needs all steps from 1"),
-        (PLAIN, {"dtype": "int8"}, "a base of dtype int8"),
+        (PLAIN, {"dtype": "int8"}, "the base has dtype int8"),
         (
             PLAIN,
             {"digest_kind": "md5"},
@@ -126,7 +126,7 @@ def test_a_layout_that_is_none_and_a_method_that_is_unknown(monkeypatch):
         == 1
     )
     for shape in ({}, [2.0], [True], [1 << 63], [1] * 65):
-        with pytest.raises(OrbitError, match="a tensor's shape: at most 64 numbers"):
+        with pytest.raises(OrbitError, match="a tensor's shape must have at most 64 numbers"):
             decoded(PLAIN, layout={"tensors": [["w", shape, "float32"]], "boundaries": [0, 4]})
     with pytest.raises(OrbitError, match="tensors of unknown dtype: int8"):
         decoded(PLAIN, layout={"tensors": [["w", [4], "int8"]], "boundaries": [0, 4]})

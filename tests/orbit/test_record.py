@@ -2,12 +2,15 @@
 record.
 """
 
+import tracemalloc
+
 import pytest
 
 from fedseed import FedKSeed, FeedSign, MeZO
+from fedseed.durable import Appender
 from fedseed.errors import MessageError
 from fedseed.orbit import NO_DIGEST, record
-from fedseed.orbit.record import MOST_PACKED, Record, Steps, ending, pack_records
+from fedseed.orbit.record import MOST_PACKED, Record, Steps, ending, link, pack_records
 
 VOTES, FLOATS = FeedSign(), MeZO()  # a bit a step; four bytes a step
 END = "ab" * 16
@@ -91,3 +94,18 @@ def test_which_steps_share_a_record(monkeypatch):
         (3, 2, b"1234512345"),
         (5, 1, b"12345"),
     ]
+
+
+def test_a_record_is_linked_and_written_without_a_copy_of_its_payload(tmp_path):
+    one, payload = b"\1" * 16, bytes(range(256)) * 4096  # a megabyte, as of whole weights
+    step = Record(1, payload, END)
+    assert link(one, *step.encode_parts()) == link(one, step.encode()) == link(one + step.encode())
+    file = Appender(tmp_path / "steps")
+    tracemalloc.start()
+    parts = step.encode_parts()
+    file.append(*parts, link(one, *parts))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    file.close()
+    assert peak < len(payload) / 10
+    assert (tmp_path / "steps").read_bytes() == step.encode() + link(one, *parts)

@@ -35,12 +35,12 @@ def test_a_folder_takes_an_orbit_and_gives_it_again(form, orbits, tmp_path):
     well("orbit", "push", one, place)
     well("orbit", "push", one, place)
     refused(
-        1, "is another orbit: choose another place, or say --force", "orbit", "push", two, place
+        1, "is another orbit: choose another place, or give --force", "orbit", "push", two, place
     )
     said = well("orbit", "pull", place, "--out", tmp_path / "got" / "one.orbit").stdout
     assert "1 step on" in said
     assert (tmp_path / "got" / "one.orbit").read_bytes() == one.read_bytes()
-    refused(1, "there already", "orbit", "pull", place, "--out", tmp_path / "got" / "one.orbit")
+    refused(1, "exists already", "orbit", "pull", place, "--out", tmp_path / "got" / "one.orbit")
     well("orbit", "push", two, place, "--force")
     assert (tmp_path / "shared" / "model.orbit").read_bytes() == two.read_bytes()
 
@@ -163,7 +163,7 @@ def test_a_repository_of_a_hub_takes_one_and_gives_it_again(orbits, tmp_path):
         assert (tmp_path / "got.orbit").read_bytes() == one.read_bytes()
         Hub.files.clear()
         done = call("pull", "owner/name", "--out", tmp_path / "none.orbit")
-        assert done.returncode == 1 and "model.orbit can't be had" in done.stderr
+        assert done.returncode == 1 and "model.orbit can't be downloaded" in done.stderr
     finally:
         server.shutdown()
         server.server_close()

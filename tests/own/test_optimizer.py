@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
     with pytest.raises(RecipeError, match="no trainable parameters"):
         ZOOptimizer(model().requires_grad_(False))
     ZOOptimizer(model(), orbit=tmp_path / "a.orbit").close()
-    with pytest.raises(OrbitError, match="there is an orbit already"):
+    with pytest.raises(OrbitError, match="the orbit exists already"):
         ZOOptimizer(model(), orbit=tmp_path / "a.orbit")
     with pytest.raises(OrbitError, match=r"method\.learning_rate"):
         ZOOptimizer(model(), orbit=tmp_path / "a.orbit", resume=True, learning_rate=0.5)

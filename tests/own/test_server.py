@@ -18,7 +18,7 @@ from support.command import refused
 
 openai = pytest.importorskip("openai", reason="the package `openai` (extra dev) asks")
 pytest.importorskip("uvicorn", reason="the extra `serve` answers")
-from support.serving import Plain, serving, tuned  # noqa: E402
+from support.serving import Plain, serving, serving_process, tuned  # noqa: E402
 
 TURNS = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -63,6 +63,14 @@ def test_a_model_tuned_in_subspaces_answers_as_its_export_does(chats, tmp_path):
         ]
     assert answers == [plain.after(prompt, 8)[0] for prompt in prompts]
     assert answers != [before.after(prompt, 8)[0] for prompt in prompts]
+
+
+@pytest.mark.long
+def test_the_first_line_has_the_address_and_the_models_names(chats):
+    _, (rome, bonn), _ = chats
+    with serving_process(rome, f"b={bonn}") as (process, client):
+        assert process.models_line == "models rome, b (Ctrl-C ends)\n"
+        assert [one.id for one in client.models.list()] == ["rome", "b"]
 
 
 @pytest.mark.long
@@ -240,7 +248,9 @@ def test_names_are_those_of_folders_and_files_and_each_is_one_model(base, tmp_pa
         "star",
         "mine",
     ]
-    with pytest.raises(RecipeError, match='another one is called "bird"; name it, as in mine='):
+    with pytest.raises(
+        RecipeError, match='another orbit has the name "bird"; give this one a name, as in mine='
+    ):
         name_sources([str(run), str(run / "model.orbit")])
     with pytest.raises(RecipeError, match="not an orbit"):
         name_sources([base])

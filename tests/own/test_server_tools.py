@@ -149,7 +149,7 @@ def refusals(name):
     for reserved in ("chat_template", "tokenize", "messages", "tools", "bos_token", "conversation"):
         yield {"chat_template_kwargs": {reserved: "a"}}, f"no option '{reserved}'"
     yield {"response_format": {"type": "json_object"}}, "response_format.type: "
-    yield {"stream_options": {"include_usage": True}}, "stream_options: they are for a stream"
+    yield {"stream_options": {"include_usage": True}}, "stream_options: only for a stream"
     if name != "qwen":
         yield {"enable_thinking": True}, "no option 'enable_thinking'"
     if name == "mistral":

@@ -260,9 +260,11 @@ def test_what_does_not_fit_is_refused(base, folder, tmp_path):
     model, tokenizer = load_model(base)
     trainer = trainer_of(model, tokenizer, tokenised(tokenizer, []), tmp_path)
     checked, where = recipe(base, folder, "feedsign"), {"nats": "nats://127.0.0.1:1", "run": "run"}
-    with pytest.raises(RecipeError, match="client west: the recipe's are north, south, east"):
+    with pytest.raises(
+        RecipeError, match="client west is not in the recipe: choose one of north, south, east"
+    ):
         fedseed.patch(trainer, checked, "west", **where)
-    with pytest.raises(RecipeError, match="where is the server"):
+    with pytest.raises(RecipeError, match="the server's address is missing"):
         fedseed.patch(trainer, checked, "north", run="run")
     dealt = recipe(base, folder, "feedsign", federation={}, task={"name": "words"})
     with pytest.raises(RecipeError, match=r"name the clients in federation\.clients"):

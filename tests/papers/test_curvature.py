@@ -15,7 +15,7 @@ from support.zeroth_order import OBJECTIVE, QUICK, data, model
 def measured():
     worker = Worker(model(), FeedSign(**QUICK), OBJECTIVE, 3)
     items = data(1)[0][0]
-    return worker, items, Curvature.of(worker, items, 5)
+    return worker, items, Curvature.measure(worker, items, 5)
 
 
 def hessian_of(worker, items):

@@ -134,11 +134,15 @@ def test_bounds_have_the_values_that_are_worked_out_by_hand():
     gamma, zeta = theorems.rank_factors(1000, 10.0)
     assert gamma == pytest.approx(10_998 / 1002) and zeta * gamma == pytest.approx(1e-3)
     # A = 2 sqrt(2 / pi) delta eta^2 (1 - 2 p), C = L r eta^2 / 2
-    shrinks, adds = theorems.feedsign_rate(0.1, theorems.Quadratic.of(10, 5, 0.1), 0.25)
+    shrinks, adds = theorems.feedsign_rate(
+        0.1, theorems.Quadratic.with_top_eigenvalues(10, 5, 0.1), 0.25
+    )
     assert shrinks == pytest.approx(2 * (2 / math.pi) ** 0.5 * 0.1 * 0.01 * 0.5)
     assert adds == pytest.approx((5 + 5 * 0.1) * 0.01 / 2)
     # Eq. 17 with r = 5.5: zeta = (10 * 5.5 + 8) / 12 + 1 = 6.25
-    shrinks, adds = theorems.zofedsgd_rate(0.01, theorems.Quadratic.of(10, 5, 0.1), 2.0)
+    shrinks, adds = theorems.zofedsgd_rate(
+        0.01, theorems.Quadratic.with_top_eigenvalues(10, 5, 0.1), 2.0
+    )
     assert shrinks == pytest.approx(2 * 0.1 * 0.01 - 6.25 * 0.1 * 1e-4)
     assert adds == pytest.approx(6.25 * 4 * 1e-4 / 2)
     # 1 / rho is 3 d: 3 * 1000 * 2 / 10 + 3 * 4000 * 1 / 20
@@ -165,7 +169,7 @@ def test_blocks_share_out_directions_by_the_methods_own_rule():
 
 
 def test_heterogeneous_clients_raise_both_methods_floors():
-    curve = theorems.Quadratic.of(20, 5, 0.1)
+    curve = theorems.Quadratic.with_top_eigenvalues(20, 5, 0.1)
     for method in ("ZO-FedSGD", "FeedSign"):
         alike, apart = (
             theorems.floor_of(method, curve, 0.02, spread, 5, 2000, 4) for spread in (0.0, 2.0)

@@ -105,5 +105,5 @@ def test_a_browser_shows_it_and_takes_over_what_is_new(served):
 
 def test_what_is_no_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    refused(2, "no folder; name that of a run", "watch", tmp_path / "file")
+    refused(2, "no such folder; give that of a run", "watch", tmp_path / "file")
     assert not Path(tmp_path / "new").exists()

@@ -99,7 +99,7 @@ def test_a_damaged_or_growing_folder_is_shown_as_far_as_it_goes(runs, tmp_path):
         json.loads(lines[2])["loss"],
     )
     Page(run_page(view))
-    with pytest.raises(FedseedError, match="no run is here"):
+    with pytest.raises(FedseedError, match="there is no run in it"):
         view_folder(tmp_path / "nowhere")
 
 
@@ -157,10 +157,16 @@ def test_a_page_of_several(runs, given):
 
 
 def test_what_can_not_be_reported_is_said(runs):
-    refused(1, "nowhere: no run is here, nor in the folders below", "report", "nowhere", cwd=runs)
+    refused(
+        1,
+        "nowhere: there is no run in this folder or those below it",
+        "report",
+        "nowhere",
+        cwd=runs,
+    )
     refused(
         2,
-        "--out page.pdf: the page is an .html file",
+        "--out page.pdf: give an .html file",
         "report",
         "one",
         "--out",

@@ -93,7 +93,7 @@ def test_a_round_that_is_asked_for_is_had_and_a_run_resumed_is_whole(runs, cut, 
     swapper = Swapper("small", {"three": tmp_path / "three.orbit"})
     assert swapper.to("three") is swapper.model
     said = well("export", tmp_path / "three.orbit", "--out", tmp_path / "three", cwd=tmp_path)
-    assert "does not say that its run is over" in said.stderr
+    assert "the orbit has no end of the run" in said.stderr
     said = well(
         "run",
         runs / "recipes" / "a.toml",

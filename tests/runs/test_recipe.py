@@ -10,7 +10,7 @@ from fedseed.errors import RecipeError
 from fedseed.models.loading import load_model
 from fedseed.recipe.keys import find_keys, list_keys, near_key
 from fedseed.recipe.packaged import packaged_recipes
-from fedseed.recipe.reading import read_recipe
+from fedseed.recipe.reading import parse_stored_recipe, read_recipe
 from fedseed.recipe.settings import FederationSettings, Recipe
 from fedseed.runs.folder import RunFolder, compare_recipes
 from fedseed.tasks import CLOZE, MEZO
@@ -43,6 +43,14 @@ def test_packaged_recipes_are_valid_and_complete_ones_read_back(name, recipe):
     assert read.title
     again = read_recipe(recipe(read.to_toml()))
     assert again == read
+
+
+@pytest.mark.parametrize("method", ["ferret", "subspace"])
+def test_a_complete_recipe_with_a_budget_of_bytes_reads_back(method, recipe):
+    """As `fedseed evaluate`, `--resume` and worker processes read it."""
+    text = f'rounds = 3\n[method]\nname = "{method}"\nbytes = "28kB"\n'
+    read = read_recipe(recipe(text))
+    assert read_recipe(recipe(read.to_toml())) == read == parse_stored_recipe(read.to_toml())
 
 
 SHARED = GOOD.replace("directions = 100", 'directions = 100\nseeds = "shared"')
@@ -102,6 +110,16 @@ WRONG = [  # a recipe, and the words of its error in their order; "$": its end
     (
         f"learning_rate = 0.1\n{GOOD}",
         "learning_rate = 0.1: unknown key (there is method.training.learning_rate);",
+    ),
+    # a table of this name elsewhere goes before one that is spelt like it
+    (
+        f"{GOOD}[training]\nsteps = 3",
+        "training = {'steps': 3}: unknown key (there is method.training); allowed here: title",
+    ),
+    (
+        GOOD.replace("[method]", "[method]\nlearning_rate = 0.1", 1),
+        "method.learning_rate = 0.1: unknown key of ferret: .*(--unset method.learning_rate), or "
+        "set method.training.learning_rate; allowed",
     ),
     # the kind of a partition is called as one of its keys
     (
@@ -176,7 +194,7 @@ WRONG = [  # a recipe, and the words of its error in their order; "$": its end
         f'{PARTIES}clients = ["a", "b", "c"]\nper_round = 1\nminimum = 2',
         "minimum = 2: .* a round asks 1 of them",
     ),
-    (f'{PARTIES}clients = ["a", "a"]', "federation.clients: 'a' stands there twice"),
+    (f'{PARTIES}clients = ["a", "a"]', "federation.clients: 'a' is listed twice"),
     (f'{PARTIES}clients = ["a", "watcher"]', "federation.clients: 'watcher': this name is taken"),
     (f'{PARTIES}clients = ["a*"]', "federation.clients: 'a*': a name has none of"),
     (f'{PARTIES}enrolment = "open"', "federation.start_with is not set"),
@@ -545,13 +563,13 @@ def test_a_key_is_found_by_its_end_and_by_its_table(keys):
     assert near_key(keys, "dirctions") == "did you mean method.directions?"
 
 
-def test_the_page_is_up_to_date():
+def test_the_pages_are_up_to_date():
     """If not: python scripts/make_reference.py."""
-    page = runpy.run_path(str(ROOT / "scripts" / "make_reference.py"))
-    assert page["FILE"] == ROOT / "docs" / "recipe.md"
-    assert page["FILE"].read_text(encoding="utf-8") == page["reference"](), (
-        "run scripts/make_reference.py"
-    )
+    script = runpy.run_path(str(ROOT / "scripts" / "make_reference.py"))
+    pages = script["reference_pages"]()
+    assert script["outdated_pages"](pages) == [], "run scripts/make_reference.py"
+    assert {"recipe.md", "recipe/run.md", "recipe/method.md", "recipe/tracking.md"} <= set(pages)
+    assert "outdated.md" in script["outdated_pages"](pages | {"outdated.md": "no file has this"})
 
 
 def test_the_list_of_keys_is_frozen(keys):
@@ -568,7 +586,7 @@ def test_the_list_of_keys_is_frozen(keys):
     assert not new, (
         f"new keys: {new}. Could a key that is there say it, or a default that nobody would "
         "change? If not, add them "
-        f"to {file.name}, in order, and run scripts/make_reference.py, which writes docs/recipe.md "
+        f"to {file.name}, in order, and run scripts/make_reference.py, which writes the reference "
         "and the defaults "
         "that orbits leave out: with a default that means what happened before, old orbits stay as "
         "they are"

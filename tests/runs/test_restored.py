@@ -59,7 +59,7 @@ def test_overwriting_does_not_go_with_resuming_or_without_a_folder(tmp_path):
         PROBLEM.federation(PROBLEM.ferret(), rounds=1).run(overwrite=True)
     refused(
         2,
-        "--overwrite begins anew and --resume goes on",
+        "--overwrite begins again and --resume continues",
         "run",
         "quickstart-ferret",
         "--resume",

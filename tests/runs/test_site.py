@@ -12,7 +12,7 @@ from fedseed.recipe.settings import Recipe
 from fedseed.runs import joining
 from fedseed.runs.joining import Loading
 from fedseed.runs.network import coordinate
-from fedseed.runs.parties import load_data, names_beforehand
+from fedseed.runs.parties import load_data, load_present, names_beforehand
 from fedseed.tasks.data import Chat, Choice, ClientData, Example, OwnData
 from fedseed.transport.base import Access
 from support.command import fedseed
@@ -246,6 +246,32 @@ def test_where_the_list_comes_from(tmp_path):
     assert names_beforehand(parties({"name": "digits"})) is None
     with pytest.raises(RecipeError, match=r"federation.start_with = 3: there are 2 clients"):
         names_beforehand(parties(task, start_with=3))
+
+
+def test_what_is_measured_and_shown_is_what_each_party_holds_out_in_the_run(tmp_path):
+    """`evaluate` and `preview` drew other examples, of which most were trained on in the run."""
+    names = ["a", "b", "c"]
+    write_clients(tmp_path / "all", **{name: rows(name, 20) for name in names})
+    write_clients(tmp_path / "one", c=rows("c", 20))
+    task = {"evaluation": 0.25}
+    run = load_data(parties({**task, "path": str(tmp_path / "all")}, clients=names))
+    held_out = run.evaluation[""]
+    present = load_present(parties({**task, "path": str(tmp_path / "all")}, clients=names))
+    assert present.clients == run.clients and present.evaluation == run.evaluation
+    # at a site, by its folder or its file
+    for place in ("one", "one/c.jsonl"):
+        one = load_present(parties({**task, "path": str(tmp_path / place)}, clients=names))
+        assert one.clients == run.clients[2:] and one.evaluation[""] == held_out[-5:]
+        told = 'the data of a, b is not in "' in one.notes[-1] and one.notes[-1].endswith(
+            "only c counts"
+        )
+        assert told == (place == "one")
+    with pytest.raises(RecipeError, match=r"data of d: .*: the folder has no file or folder of"):
+        load_present(parties({**task, "path": str(tmp_path / "one")}, clients=["d", "e"]))
+    # another file is dealt, as in a recipe without parties
+    write_clients(tmp_path, other=rows("other", 20))
+    dealt = load_present(parties({**task, "path": str(tmp_path / "other.jsonl")}, clients=names))
+    assert len(dealt.clients) == 5
 
 
 def test_in_one_process_the_folder_has_all_parties(tmp_path):

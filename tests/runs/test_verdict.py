@@ -13,7 +13,7 @@ from fedseed.methods.subspace import Subspace
 from fedseed.objectives.guessing import guess_loss
 from fedseed.objectives.losses import CausalLM, Supervised
 from fedseed.reports.results import RoundLine
-from fedseed.runs.verdict import find_divergence
+from fedseed.runs.verdict import find_divergence, learns_its_own
 from fedseed.training.settings import LocalTraining
 from support import text_bases
 from support.command import fedseed
@@ -142,9 +142,22 @@ def test_rates_that_learn_are_not_accused(name, share):
     assert not any("diverged" in text for text in heard.warnings)
 
 
+SKIPPED = {"client": "a", "reason": "loss is nan at local step 2"}
+
+
 def line(number, loss=None, local=None, norm=None, **more):
     metrics = {} if loss is None else {"loss": loss}
     return RoundLine(number, train_loss=local, weights_norm=norm, metrics=metrics, **more)
+
+
+@pytest.mark.parametrize(
+    ("local", "norm", "learns"),
+    [(0.3, 1.01, True), (0.68, 1.01, False), (0.3, 1.5, False), (None, 1.01, False)],
+)
+def test_clients_that_learn_their_own_examples_have_no_wrong_rate(local, norm, learns):
+    """A held-out loss that stands still then has another reason."""
+    base, newest = line(0, 0.693, norm=1.0), line(3, 0.689, local, norm)
+    assert learns_its_own(base, newest) == learns
 
 
 def judged(*lines, guess=GUESS):
@@ -169,6 +182,8 @@ def test_a_wiped_model_is_no_progress_though_its_loss_fell():
         [line(0, 1.0), line(1, 40.0, 30.0), line(2, 0.9, 2.0)],
         [line(0, math.nan), line(1, math.nan, math.nan)],
         [line(0, 1.0), line(1, 1.0, 1.0, skipped=[{"client": "a", "reason": "no usable example"}])],
+        # one of two clients has answered
+        [line(0, 1.0), line(1, 1.0, 1.0, skipped=[SKIPPED], taking_part=2)],
         [line(0), line(1, None, 1.2), line(2, None, 2.0)],
         # one held-out example after two rounds of a page's own commands
         [line(0, 1.78, norm=1.0), line(2, 2.15, 1.7, norm=1.03)],
@@ -182,7 +197,8 @@ def test_a_wiped_model_is_no_progress_though_its_loss_fell():
         ],
     ],
     ids=[
-        *("noise", "near zero", "by heart", "recovered", "bad base", "no data", "no test"),
+        *("noise", "near zero", "by heart", "recovered", "bad base", "no data", "one answer"),
+        "no test",
         *("one example", "on its way", "new head", "reward"),
     ],
 )
@@ -197,7 +213,7 @@ def test_what_is_no_divergence(history):
         (line(1, math.inf), "its held-out loss is inf"),
         (line(1, 1.0, 1e9), "the clients' local loss is 1e+09"),
         (line(1, 1.0, math.nan), "the clients' local loss is nan"),
-        (line(1, 1.0, skipped=[{"client": "a", "reason": "loss is nan"}]), "loss is nan"),
+        (line(2, 1.0, skipped=[SKIPPED] * 4, rounds=2, taking_part=4), "loss is nan"),
         (
             line(
                 1, 1.0, 1.0, not_taken=[{"round": 1, "reason": "it would move every weight by 2"}]
@@ -209,6 +225,18 @@ def test_what_is_no_divergence(history):
 )
 def test_what_is_one(last, reason):
     assert reason in judged(line(0, 1.0), last).reason
+
+
+def test_a_run_in_which_every_clients_loss_overflows_has_diverged():
+    model, clients, held_out = base_model(torch.float32)
+    method = FedAvg(training=steps(1e38))
+    objective = Supervised(lambda out, y: cross_entropy(out, y, reduction="none"))
+    federation = Federation(
+        model, clients, method, objective, evaluation={"": held_out}, rounds=2, seed=1
+    )
+    failure = federation.run().summary["failure"]
+    assert failure["kind"] == "diverged" and failure["round"] == 1
+    assert failure["reason"].startswith("no client could answer: loss is nan at local step ")
 
 
 def test_without_held_out_examples_the_local_loss_and_the_norm_tell():

@@ -86,7 +86,7 @@ def serving_process(*words):
     try:
         line = process.stdout.readline()
         assert "http://127.0.0.1:" in line, line
-        address = line.split()[2]
+        address, _, process.models_line = line.partition(", ")
         yield process, openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=600)
     finally:
         process.terminate()

@@ -4,12 +4,15 @@ labels.
 And what is said of a row of no known form.
 """
 
+import decimal
 import json
 from dataclasses import replace
 
 import datasets
+import numpy as np
 import pyarrow
 import pytest
+import torch
 from pyarrow import parquet
 
 from fedseed.errors import RecipeError
@@ -133,6 +136,44 @@ def test_a_map_of_arrow_is_an_object(tmp_path):
     assert found == [{"town": "Ulm"}, {"unit": "C", "day": None}]
 
 
+def test_rows_that_have_been_in_arrow_are_the_rows_that_went_in(tmp_path):
+    """As files of `to_json` and lists of a data set's rows have them."""
+    expected, notes = examples_in({"n": CALLS})
+    assert notes == []
+    made = datasets.Dataset.from_list(CALLS)
+    made.to_json(tmp_path / "rows.jsonl")
+    assert '"amount":null' in (tmp_path / "rows.jsonl").read_text()
+    data = FilesTask(path=str(tmp_path / "rows.jsonl"), evaluation=0.0).load_party("n")
+    found, notes = examples_in({"n": list(made)})
+    for rows in (data.clients[0].examples, found["n"]):
+        assert [one.messages for one in rows] == [one.messages for one in expected["n"]]
+        assert [one.tools for one in rows] == [one.tools for one in expected["n"]]
+    assert any("null fields" in note and "to_json" in note for note in notes)
+    assert any("null fields" in note for note in data.notes)
+    # without descriptions it is seen by the calls
+    bare = [chat_with_call("weather", {"town": "Ulm"}), chat_with_call("convert", {"amount": 3})]
+    assert (
+        examples_in({"n": list(datasets.Dataset.from_list(bare))})[0]
+        == (examples_in({"n": bare})[0])
+    )
+
+
+def test_nulls_of_one_function_are_its_author_s():
+    rows = [
+        chat_with_call("weather", {"town": "Ulm", "unit": None}),
+        chat_with_call("weather", {"town": "Bonn", "unit": None}),
+        chat_with_call("convert", {"amount": 3}),
+    ]
+    found, notes = examples_in({"n": rows})
+    call = found["n"][0].messages[1]["tool_calls"][0]
+    assert call["function"]["arguments"] == {"town": "Ulm", "unit": None} and notes == []
+
+
+def test_a_column_of_a_data_set_is_texts():
+    made = datasets.Dataset.from_list([{"text": "one"}, {"text": "two"}])
+    assert examples_in({"n": made["text"]})[0]["n"] == [Example("", "one"), Example("", "two")]
+
+
 def marked(*turns):
     """A chat of (role, content, mark) with the mark's name and value."""
     return {"messages": [{"role": role, "content": text, **mark} for role, text, mark in turns]}
@@ -155,6 +196,10 @@ def learnt(row):
         ({"train": False}, {"train": True}),
         ({"loss": False}, {}),
         ({"train": True, "weight": 0}, {"train": True, "weight": 1}),
+        ({"loss_mask": 0}, {"loss_mask": 1}),
+        ({"trainable": False}, {"trainable": True}),
+        ({"masked": True}, {"masked": False}),  # torchtune's means the opposite
+        ({"weight": 0}, {"weight": float("nan")}),  # where a table has no value
     ],
 )
 def test_answers_marked_as_not_learnt_carry_no_loss(skip, keep):
@@ -222,6 +267,20 @@ def test_marks_that_say_something_else_are_refused(mark, message):
         examples_in({"n": [marked(("user", "a", {}), ("assistant", "b", mark))]})
 
 
+def test_marks_of_parts_are_refused():
+    parts = [{"type": "text", "text": "b", "train": False}, {"type": "text", "text": "c"}]
+    with pytest.raises(RecipeError, match=r"messages\[1\]: content\[0\]: .*single parts"):
+        examples_in({"n": [marked(("user", "a", {}), ("assistant", parts, {}))]})
+
+
+def test_flags_that_may_be_marks_are_said():
+    row = marked(("user", "a", {}), ("assistant", "b", {"skip_loss": True}))
+    assert learnt(row)[1][0].remarks == ("flags",)
+    assert (
+        learnt(marked(("user", "a", {}), ("assistant", "b", {"prefix": True})))[1][0].remarks == ()
+    )
+
+
 def test_marked_messages_of_others_are_said():
     row = marked(("user", "a", {"train": True}), ("assistant", "b", {"train": True}))
     assert learnt(row)[1][0].remarks == ("others",)
@@ -271,6 +330,49 @@ def test_conversational_rows_are_the_chats_of_their_messages():
         examples_in({"n": [{"prompt": [asked], "completion": [asked]}]})
 
 
+@pytest.mark.parametrize("name", ["completion", "response", "output", "chosen"])
+def test_what_stands_beside_a_prompt_is_in_its_chat(name, tmp_path):
+    tools = [{"type": "function", "function": WEATHER}]
+    asked = {"instruction" if name == "output" else "prompt": "Say 1", name: "1"}
+    if name == "chosen":
+        asked["rejected"] = "no"
+    row = {**asked, "system": "Be short.", "tools": tools}
+    path = write_lines(tmp_path / "rows.jsonl", [row] * 2)
+    task = FilesTask(path=str(path), evaluation=0.0, template="chat")
+    (one, _) = task.load_party("n").clients[0].examples
+    chat = one.chosen if name == "chosen" else one
+    assert [turn["content"] for turn in chat.messages] == ["Be short.", "Say 1", "1"]
+    assert list(chat.tools) == tools
+    # without a chat template it is not used, and a line says so
+    plain = FilesTask(path=str(path), evaluation=0.0).load_party("n")
+    assert [note for note in plain.notes if "not used" in note] == [
+        f'2 rows have "{field}", which is not used, because their prompts are no chats '
+        '(task.template = "chat" uses it)'
+        for field in ("system", "tools")
+    ]
+
+
+def test_earlier_turns_beside_an_instruction(tmp_path):
+    row = {"instruction": "And 2?", "output": "4", "history": [["1 + 1?", "2"]]}
+    path = write_lines(tmp_path / "rows.jsonl", [row])
+    task = FilesTask(path=str(path), evaluation=0.0, template="chat")
+    (one,) = task.load_party("n").clients[0].examples
+    assert [turn["content"] for turn in one.messages] == ["1 + 1?", "2", "And 2?", "4"]
+    write_lines(path, [{**row, "history": ["1 + 1?"]}])
+    with pytest.raises(RecipeError, match='line 1: "history": expected a list of pairs'):
+        task.load_party("n")
+
+
+def test_a_conversation_has_its_system_message():
+    row = {
+        "prompt": [{"role": "user", "content": "Say 1"}],
+        "completion": [{"role": "assistant", "content": "1"}],
+        "system": "Be short.",
+    }
+    (one,) = examples_in({"n": [row]})[0]["n"]
+    assert [turn["role"] for turn in one.messages] == ["system", "user", "assistant"]
+
+
 TABLE = "text,label\nfine,{}\nbad,{}\nso so,\ngood,{}\n"
 
 
@@ -298,6 +400,37 @@ def test_a_score_is_no_class(tmp_path, label):
         FilesTask(path=str(tmp_path / "data.csv"), clients=1).load()
     named = FilesTask(path=str(tmp_path / "data.csv"), clients=1, labels=["1.0", label, "2.0"])
     assert named.load().clients[0].examples[0].options == (" 1.0", f" {label}", " 2.0")
+
+
+def labelled(*labels):
+    rows = [{"text": f"text {i}", "label": label} for i, label in enumerate(labels)]
+    found, notes = examples_in({"n": rows})
+    return [one.options[one.gold].strip() for one in found["n"]], notes
+
+
+def test_labels_that_may_be_the_same_are_said():
+    labels, notes = labelled("Pos", "pos", "neg", "1", "01")
+    assert labels == ["Pos", "pos", "neg", "1", "01"]
+    (note,) = notes
+    assert note.startswith("01 and 1, Pos and pos are different labels; if they mean the same")
+    assert labelled("a", "b")[1] == []
+    (note,) = labelled("NA", "yes", "no")[1]
+    assert note.startswith("taken for classes: NA; if a text has no label, leave its field empty")
+    (note,) = labelled(*(i * 7 for i in range(30)))[1]
+    assert note.startswith("there are 30 classes for 30 texts: is the label a score?")
+    assert labelled(*(i % 30 for i in range(90)))[1] == []
+
+
+def test_labels_and_scores_of_other_kinds_of_numbers():
+    numbers = [decimal.Decimal("1.00"), np.int64(0), np.float64(1.0), torch.tensor(0), True]
+    assert labelled(*numbers)[0] == ["1", "0", "1", "0", "True"]
+    with pytest.raises(RecipeError, match="looks like a score"):
+        labelled(float("inf"), 1.0)
+    rows = [{"text": "a", "s": one} for one in (decimal.Decimal("1.25"), np.float32(0.5))]
+    assert [one.value for one in examples_in({"n": rows}, score_field="s")[0]["n"]] == [1.25, 0.5]
+    rows = [{"text": "a", "label": True}, {"text": "b", "label": False}]
+    found = examples_in({"n": rows}, labels=("true", "false"))[0]["n"]
+    assert [one.gold for one in found] == [0, 1]
 
 
 def test_class_numbers_of_a_data_set_have_their_names(tmp_path):
@@ -359,6 +492,15 @@ def test_the_classes_of_a_renamed_column(tmp_path):
         ),
         ({"first": "a", "second": "b"}, '{prompt = "first", completion = "second"}'),
         ({"id": "a", "story": "b"}, '{text = "story"}'),
+        ({"qid": "a", "lang": "de", "story": "b"}, '{text = "story"}'),
+        (
+            {"qid": "3", "query": "q", "positive": "p", "negative": "n"},
+            '{prompt = "query", chosen = "positive", rejected = "negative"}',
+        ),
+        (
+            {"prompt": "q", "better": [], "worse": []},
+            '{chosen = "better", rejected = "worse"}',
+        ),
         ({"question": "q", "chosen": "a", "rejected": "b"}, '{prompt = "question"}'),
         (
             {"sentence1": "a", "sentence2": "b", "score": 0.5},

@@ -81,6 +81,9 @@ def test_tokens_of_ascii_text_are_the_same_either_way(text):
         ("नमस्ते दुनिया", ["नमस्ते", "दुनिया"]),  # vowel signs stay in their words
         ("مرحبا بالعالم ٤٢", ["مرحبا", "بالعالم", "٤٢"]),
         ("the Москва2 café", ["the", "москва", "2", "caf"]),
+        ("\u1112\u1161\u11ab\u1100\u116e\u11a8", ["\ud55c\uad6d"]),  # Korean in single letters
+        ("か\u3099", ["が"]),
+        ("и\u0306од", ["йод"]),
         ("", []),
     ],
 )
@@ -115,6 +118,7 @@ def test_rouge_l_by_hand(said, right, expected):
         ("Это Москва!", ["москва"], 100 * 2 / 3, 0),
         ("東京都", ["東京"], 80, 0),
         ("ที่นี่", ["นี่"], 100 * 2 / 3, 0),
+        ("Zu\u0308rich", ["Zürich"], 100, 100),  # the same letter, as one character and as two
     ],
 )
 def test_f1_and_exact_match_by_hand(said, answers, expected_f1, expected_match):

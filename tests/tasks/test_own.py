@@ -2,6 +2,8 @@
 
 import csv
 import json
+import shutil
+import subprocess
 import sys
 
 import pyarrow
@@ -10,6 +12,7 @@ from pyarrow import parquet
 
 from fedseed.errors import RecipeError
 from fedseed.tasks.data import Choice, Example
+from fedseed.tasks.files import read_text
 from fedseed.tasks.own import FilesTask
 from fedseed.tasks.partition import IID, ByField, Dirichlet
 from support.instruction_files import write_clients, write_lines
@@ -187,18 +190,33 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path, lines, message):
         load(folder)
 
 
+@pytest.mark.skipif(shutil.which("iconv") is None, reason="needs iconv")
+def test_the_conversion_that_an_error_names_keeps_windows_characters(tmp_path):
+    text = '{"prompt": "„Käse“: wie viel?", "completion": "3 €"}\n'
+    (tmp_path / "anna.jsonl").write_bytes(text.encode("windows-1252"))
+    with pytest.raises(RecipeError) as caught:
+        read_text(tmp_path / "anna.jsonl")
+    line = str(caught.value).partition("convert it: ")[2]
+    subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
+    assert read_text(tmp_path / "anna.jsonl") == text
+
+
 def test_other_encodings_are_named_with_their_place_and_a_way_out(tmp_path):
     folder = write_clients(tmp_path / "own", anna=pairs(3))
     text = f"{GOOD}\n" + json.dumps({"prompt": "Größe?", "completion": "groß"}, ensure_ascii=False)
     (folder / "anna.jsonl").write_bytes(text.encode("latin-1"))
     place = (
-        "anna.jsonl line 2: not UTF-8 text: byte 0xf6 at the line's byte 15; if it is Latin-1, "
-        "convert it: "
+        "anna.jsonl line 2: not UTF-8 text: byte 0xf6 at the line's byte 15; if it is "
+        "Windows-1252 or Latin-1, convert it: "
     )
-    with refused(f"{place}iconv -f ISO-8859-1 -t UTF-8 anna.jsonl > anna.converted && mv "):
+    with refused(f"{place}iconv -f WINDOWS-1252 -t UTF-8 anna.jsonl > anna.converted && mv "):
         load(folder)
     (folder / "anna.jsonl").write_bytes(text.encode("utf-16"))
     with pytest.raises(RecipeError, match=r"anna.jsonl line 1: not UTF-8.*iconv -f UTF-16 "):
+        load(folder)
+    # in Windows-1252 there is no character with this byte
+    (folder / "anna.jsonl").write_bytes(f"{GOOD}\n".encode() + b"\x81")
+    with refused("convert it from the encoding that it has: iconv -f ENCODING -t UTF-8 "):
         load(folder)
     # as editors on Windows do
     (folder / "anna.jsonl").write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))

@@ -38,13 +38,17 @@ def test_what_an_address_means(url, address, place):
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("tls://2001:db8::7:4222", r"in brackets: tls://\[2001:db8::7:4222\], or with the port"),
+        ("tls://2001:db8::7:4222", r"needs brackets: tls://\[2001:db8::7:4222\], or with the port"),
         ("nats://::1", r"nats://\[::1\]"),
         ("nats://[::1", "write nats://HOST:PORT"),
         ("nats://host:port", "port"),
         ("nats://host:99999", "range"),
         ("nats://", "write nats://HOST:PORT"),
         ("http://host", "or wss://"),
+        ("nats://one:4222,nats://two:4222", "the address of one server"),
+        ("nats://host:0", "from 1 to 65535"),
+        # nats-py would have got neither of the two
+        ("tls://user:secret@host", r"tls://\.\.\.@host: a name and a password.*--key"),
     ],
 )
 def test_what_is_no_address(url, text):

@@ -194,7 +194,7 @@ async def test_nobody_speaks_in_anothers_name(room):
     await room.reply_to(GET, SUBJECTS.status)
     await room.coordinator.broadcast(b"Cx")
     await until(lambda: heard and room.noted)
-    assert heard == [b"Cx"] and "somebody else than the coordinator" in room.noted[0]
+    assert heard == [b"Cx"] and "broadcasts that are not the coordinator's" in room.noted[0]
     await room.honest.send("honest", "update", b"mine")
     assert await room.honest.ask("honest", "hello", b"", SECONDS) == b"yes"
     assert [sender for sender, _, data in room.came] == ["honest", "honest"]

@@ -62,7 +62,9 @@ def test_what_is_no_place_to_listen_at(text):
 def test_options_that_do_not_go_together(recipe):
     for more in (["--nats", "nats://x"], ["--key", "x.nk"], ["--ca", "ca.pem"]):
         refused(2, "leave out --nats, --key and --ca", "serve", recipe, "--server", *more)
-    refused(2, "--listen is for --server", "serve", recipe, "--nats", "nats://x", "--listen", "a:1")
+    refused(
+        2, "--listen is only for --server", "serve", recipe, "--nats", "nats://x", "--listen", "a:1"
+    )
 
 
 def test_a_machine_without_the_program_says_what_to_install(tmp_path, monkeypatch):

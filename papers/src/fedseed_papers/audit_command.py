@@ -221,13 +221,13 @@ def inputs(
     kinds = [word.strip() for word in options.methods.split(",") if word.strip()]
     seeds = range(options.seed, options.seed + options.seeds)
     attacked = Attacked(kinds, counts, ranks, clients, options.examples, options.candidates, seeds)
-    found = audited.computed(lambda: find_inputs(checked, attacked, audited.say))
+    result = audited.computed(lambda: find_inputs(checked, attacked, audited.say))
     audited.folder.mkdir(parents=True, exist_ok=True)
-    write_whole(audited.folder / "attempts.csv", inputs_page.attempts_csv(found).encode())
+    write_whole(audited.folder / "attempts.csv", inputs_page.attempts_csv(result).encode())
     page = inputs_page.audit(
-        found, audited.name, audited.facts(checked, [*reading.changes, on_cpu])
+        result, audited.name, audited.facts(checked, [*reading.changes, on_cpu])
     )
-    audited.write(page, inputs_page.numbers(found))
+    audited.write(page, inputs_page.numbers(result))
 
 
 class _Audited:

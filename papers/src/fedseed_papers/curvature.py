@@ -37,7 +37,7 @@ class Curvature:
     seed: int
 
     @classmethod
-    def of(cls, worker: Worker, items: Sequence[Any], seed: int) -> "Curvature":
+    def measure(cls, worker: Worker, items: Sequence[Any], seed: int) -> "Curvature":
         """Measure the curvature of the mean loss of some examples at the worker's weights."""
         parameters = worker.space.parameters
         was_trained = [p.requires_grad for p in parameters]

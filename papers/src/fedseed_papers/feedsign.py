@@ -441,9 +441,14 @@ def recipe_of(source: str, label: str, scenario: str | None = None) -> "Recipe":
     if path is None:
         raise RecipeError(f"{source}: there is no such sweep (fedseed list sweeps)")
     sweep = read_sweep(path)
-    for at, run in sweep.lines():
-        if run.label == label and scenario in (None, at.name):
-            settings = [*sweep.set, *at.set, *run.set, *at.also.get(run.label, ())]
+    for scenario_settings, run in sweep.lines():
+        if run.label == label and scenario in (None, scenario_settings.name):
+            settings = [
+                *sweep.set,
+                *scenario_settings.set,
+                *run.set,
+                *scenario_settings.also.get(run.label, ()),
+            ]
             return read_recipe(run.recipe, settings)
     raise RecipeError(f"{source}: there is no line {label} @ {scenario or 'the first scenario'}")
 
@@ -469,14 +474,14 @@ def table_11() -> Finding:
         steps = recipe.rounds
         counted = {steps: "steps", steps * clients: "perturbations"}.get(int(budget))
         name = " ".join(filter(None, (setting.experiment, setting.scenario, setting.label)))
-        shown = ["-" if v is None else f"{v:g}" for v in ours]
-        rows.append([name, setting.source, f"{steps:,}", f"{steps * clients:,}", *shown])
+        ours_as_text = ["-" if v is None else f"{v:g}" for v in ours]
+        rows.append([name, setting.source, f"{steps:,}", f"{steps * clients:,}", *ours_as_text])
         claims.append(
             Claim(
                 f"{name}: T = {budget:g}; B, eta, K, mu, beta = "
                 f"{', '.join(_show(v) for v in (batch, rate, clients, scale, beta))}.",
                 f"{setting.source}: {steps:,} steps, T as {counted or 'neither'}; "
-                f"{', '.join(shown)}.",
+                f"{', '.join(ours_as_text)}.",
                 judged(ours == (batch, rate, clients, scale, beta) and counted is not None),
             )
         )

@@ -356,7 +356,7 @@ def effective_rank(seeds: Sequence[int]) -> Finding:
             if step_count:
                 run.run()
             size = run.worker.space.size
-            curvature = Curvature.of(run.worker, list(run.items[0]), seed)
+            curvature = Curvature.measure(run.worker, list(run.items[0]), seed)
             rank[seed] = curvature.rank
             ratio[seed] = curvature.descent_over_bound(directions=256)
         ranks[f"after {step_count} steps"], ratios[f"after {step_count} steps"] = rank, ratio

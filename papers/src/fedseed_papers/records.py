@@ -29,8 +29,8 @@ SEEDS = "seeds.csv"
 HEAD = """# The papers' items, made again: a summary
 
 `python scripts/reproduced.py` makes this page from the results beside it. An item's verdict is the
-least favourable of its claims' ([verdicts](../reproduce.md#verdicts)); [the log](../log/papers.md)
-has each claim with its numbers.
+least favourable of its claims' ([verdicts](../reproduce.md#verdicts));
+[the log](../../papers/log/papers.md) has each claim with its numbers.
 
 - `make reproduced` makes a page for each item, with curves, tables and all claims, in
   `build/reproduced/index.html`. The site of `make docs` has these pages, too, and a release has

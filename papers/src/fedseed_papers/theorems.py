@@ -51,7 +51,7 @@ class Quadratic:
     spectrum: Vector
 
     @classmethod
-    def of(cls, length: int, top: int, delta: float) -> "Quadratic":
+    def with_top_eigenvalues(cls, length: int, top: int, delta: float) -> "Quadratic":
         """Return a quadratic with `top` eigenvalues of 1 and the others delta."""
         spectrum = np.full(length, delta)
         spectrum[:top] = 1.0
@@ -371,8 +371,12 @@ def ferret_proposition_2(
                     f"{errors[profile, name] / float(np.linalg.norm(norms)):.4g}",
                 ]
             )
-    over_bound = max(bounds[p, "sqrt"] / min(bounds[p, n] for n in names) for p in profiles)
-    over = {p: errors[p, "sqrt"] / min(errors[p, n] for n in names) for p in profiles}
+    smallest_bound, smallest_error = {}, {}
+    for profile in profiles:
+        smallest_bound[profile] = min(bounds[profile, name] for name in names)
+        smallest_error[profile] = min(errors[profile, name] for name in names)
+    bound_ratio = max(bounds[p, "sqrt"] / smallest_bound[p] for p in profiles)
+    error_ratios = {p: errors[p, "sqrt"] / smallest_error[p] for p in profiles}
     # with equal norms the two are one allocation
     differing = [p for p, norms in profiles.items() if norms.max() > norms.min()]
     norm_over = {p: errors[p, "norm"] / errors[p, "uniform"] for p in differing}
@@ -381,16 +385,16 @@ def ferret_proposition_2(
             Claim(
                 "The bound sum_l |Delta_l| / (rho_l K_l) is minimised by K_l in proportion to "
                 "sqrt(|Delta_l| / rho_l).",
-                f"At most {over_bound:.3f} times the smallest of {len(names)} allocations (K_l are "
-                "whole numbers).",
-                judged(over_bound < 1.05),
+                f"At most {bound_ratio:.3f} times the smallest of {len(names)} allocations (K_l "
+                "are whole numbers).",
+                judged(bound_ratio < 1.05),
             ),
             Claim(
                 "So the reconstruction's error can be minimised by it.",
                 "Over the smallest of the allocations: "
-                + ", ".join(f"{y:.2f} ({p})" for p, y in over.items())
+                + ", ".join(f"{y:.2f} ({p})" for p, y in error_ratios.items())
                 + ".",
-                judged(max(over.values()) < 1.05),
+                judged(max(error_ratios.values()) < 1.05),
             ),
             Claim(
                 "K_l in proportion to |Delta_l|, the rule of its experiments, has a smaller error "
@@ -409,7 +413,7 @@ def ferret_proposition_2(
                     Series(
                         name,
                         [
-                            (float(i + 1), errors[p, name] / min(errors[p, n] for n in names))
+                            (float(i + 1), errors[p, name] / smallest_error[p])
                             for i, p in enumerate(profiles)
                         ],
                         number=number,
@@ -598,7 +602,7 @@ def fedzo_gradient(length: int, rounds: int, clients: int, local: int, runs: int
 
     One-point estimates with epsilon = 1e-3; the noise of an example's gradient is N(0, I / d).
     """
-    random, curve = np.random.default_rng(length), Quadratic.of(length, 8, 1e-3)
+    random, curve = np.random.default_rng(length), Quadratic.with_top_eigenvalues(length, 8, 1e-3)
     w, epsilon = random.normal(size=(runs, 1, length)), 1e-3
     eta = 0.5 * sqrt(clients / (length * local * rounds))
     least = np.inf
@@ -888,7 +892,7 @@ def feedsign_theorem_3_11(
     """FeedSign's Theorem 3.11: the loss over steps, its floor over eta and over heterogeneity, and
     the probability of a reversed sign.
     """
-    curve = Quadratic.of(length, 5, 0.1)
+    curve = Quadratic.with_top_eigenvalues(length, 5, 0.1)
     random = np.random.default_rng(0)
     w = random.normal(size=length)
     w *= gradient / float(np.linalg.norm(curve.gradient(w)))
@@ -1302,16 +1306,16 @@ def fedmezo_theorem_3_4(
     eta = min(1 / (3 * local * sqrt(length)), clients / (3 * local), 1 / local**2)
     random = np.random.default_rng(1)
     direction = random.normal(size=length)
-    own = random.normal(size=(clients, length))
-    own -= own.mean(axis=0)
-    own /= sqrt(float((own**2).sum(axis=1).mean()))
-    rows, lines, bounds, above = [], [], [], []
+    offsets = random.normal(size=(clients, length))
+    offsets -= offsets.mean(axis=0)
+    offsets /= sqrt(float((offsets**2).sum(axis=1).mean()))
+    rows, lines, bounds, violations = [], [], [], []
     changes_of: dict[tuple[float, float], Vector] = {}
     for number, start in enumerate(starts):
         w = start * direction
         square = float(curve.gradient(w) @ curve.gradient(w))
         for spread in spreads:
-            changes = mezo_rounds(curve, w, spread * own, eta, local, noise, repeats)
+            changes = mezo_rounds(curve, w, spread * offsets, eta, local, noise, repeats)
             changes -= curve.loss(w)
             change, error = float(changes.mean()), float(changes.std() / sqrt(repeats))
             changes_of[start, spread] = changes
@@ -1323,7 +1327,7 @@ def fedmezo_theorem_3_4(
                 - 2 * eta * spread**2 / (gamma * clients)
             )
             if change - 4 * error > allowed:
-                above.append(f"sigma_h = {spread:g} ({square:.2g})")
+                violations.append(f"sigma_h = {spread:g} ({square:.2g})")
             rows.append(
                 [f"{square:.3g}", f"{spread:g}", f"{change:.3g}", f"{error:.1g}", f"{allowed:.3g}"]
             )
@@ -1343,10 +1347,10 @@ def fedmezo_theorem_3_4(
         [
             Claim(
                 "The expected change of the loss by a round is at most Eq. 12.",
-                f"Above it with (squared gradient) {', '.join(above)}."
-                if above
+                f"Above it with (squared gradient) {', '.join(violations)}."
+                if violations
                 else "Below it at each start and sigma_h.",
-                judged(not above),
+                judged(not violations),
             ),
             Claim(
                 "Appropriate heterogeneity aids convergence: the term -2 eta sigma_h^2 / (gamma N) "
@@ -1391,7 +1395,7 @@ def fedmezo_theorem_3_4(
 def mezo_rounds(
     curve: Quadratic,
     w: Vector,
-    own: Draws,
+    offsets: Draws,
     eta: float,
     local: int,
     noise: float,
@@ -1399,27 +1403,27 @@ def mezo_rounds(
 ) -> Vector:
     """Return the loss after each of many rounds of FedMeZO from w, shape (repeats,).
 
-    Rounds of calls with other `own` have the same directions and batch noise, so that their
-    differences are those that `own` makes.
+    Rounds of calls with other `offsets` have the same directions and batch noise, so that their
+    differences are those that `offsets` makes.
 
     Args:
         curve: the mean of the clients' losses.
         w: the start.
-        own: what each client's gradient is off by, shape (clients, d).
+        offsets: what each client's gradient is off by, shape (clients, d).
         eta: the rate.
         local: H.
         noise: an example's gradient is off by N(0, noise^2 / d) in each entry.
         repeats: how many rounds.
     """
-    losses, (clients, length) = [], own.shape
-    per_chunk = max(1, CHUNK // own.size)
+    losses, (clients, length) = [], offsets.shape
+    per_chunk = max(1, CHUNK // offsets.size)
     for first in range(0, repeats, per_chunk):
         random = np.random.default_rng(first)
         places = np.tile(w, (min(per_chunk, repeats - first), clients, 1))
         for _ in range(local):
             z = random.normal(size=places.shape)
-            offsets = random.normal(scale=noise * length**-0.5, size=places.shape)
-            along = (z * (places * curve.spectrum + offsets + own)).sum(axis=2)
+            batch_noise = random.normal(scale=noise * length**-0.5, size=places.shape)
+            along = (z * (places * curve.spectrum + batch_noise + offsets)).sum(axis=2)
             places -= eta * along[:, :, None] * z
         ends = places.mean(axis=1)
         losses.append((ends * ends) @ curve.spectrum / 2)

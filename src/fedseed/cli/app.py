@@ -3,8 +3,8 @@
 Exit codes: 0 done; 2 the command line or the recipe is wrong; 3 a run is over and has diverged; 130
 interrupted by Ctrl-C; 1 anything else.
 
-What a command needs is imported when it is asked for: the list of commands is a table of names and
-first lines, so that `fedseed --help` imports no command, no recipe and no NumPy.
+A command's imports happen when it is called. The list of commands is a table of names and first
+lines, so that `fedseed --help` imports no command, no recipe and no NumPy.
 """
 
 import os
@@ -19,14 +19,14 @@ from typer.core import TyperGroup
 
 from fedseed.cli.waiting import waiting
 from fedseed.errors import PAPERS, FedseedError, RecipeError, to_install
-from fedseed.processes import COMMAND, alone
+from fedseed.processes import COMMAND, refuse_torchrun
 from fedseed.registry import COMMANDS
 from fedseed.threads import let_waiting_threads_sleep
 
-let_waiting_threads_sleep()  # before anything can import torch
+let_waiting_threads_sleep()  # before torch can be imported
 
 TRAINING_PACKAGES = ("torch", "transformers", "tokenizers", "numba", "llvmlite", "rouge_score")
-# in a context's `meta` while the help of all commands is written
+# key of a context's `meta`, set while the help of all commands is written
 LISTING = "fedseed.listing"
 
 
@@ -34,12 +34,12 @@ class Command(NamedTuple):
     """A command of fedseed's own, as the list of commands shows it."""
 
     group: str  # its panel in the list
-    module: str  # in fedseed.cli
-    function: str  # or the `typer.Typer` of a group of commands
+    module: str  # its module in fedseed.cli
+    function: str  # its function, or the `typer.Typer` of a group of commands
     about: str  # the first paragraph of its own help
 
 
-# in the order of the list; tests/cli/test_start.py compares each with what the command itself says
+# in the order of the list; tests/cli/test_start.py compares each with the command's own help
 OWN: dict[str, Command] = {
     "new": Command(
         "Begin",
@@ -85,14 +85,14 @@ OWN: dict[str, Command] = {
         "Begin",
         "results",
         "serve_model",
-        "Serve the models of many orbits on one base in memory, as OpenAI's interface has it.",
+        "Serve the models of many orbits on one base in memory, with OpenAI's interface.",
     ),
     "keys": Command(
         "Federate",
         "network",
         "keys",
-        "Make NKEYs, a certificate and a nats-server configuration: TLS, and each client its own "
-        "subjects only.",
+        "Make NKEYs, a certificate and a nats-server configuration: TLS, and each client limited "
+        "to its own subjects.",
     ),
     "serve": Command(
         "Federate",
@@ -117,39 +117,44 @@ OWN: dict[str, Command] = {
         "Federate",
         "network",
         "status",
-        "Say how a run over NATS is going: round, clients, bytes, loss, what was refused.",
+        "Show the state of a run over NATS: round, clients, bytes, loss, refused messages.",
     ),
     "verify": Command(
         "Federate",
         "network",
         "verify",
-        "Compute again what a run's record says that a client has sent, from its own data.",
+        "Check a client's answers on a run's record by computing them again from its own data.",
     ),
-    "list": Command("Plan", "looking", "list_", "List what there is, and where it comes from."),
+    "list": Command(
+        "Plan",
+        "looking",
+        "list_",
+        "List recipes, models, methods and other parts, and where each comes from.",
+    ),
     "explain": Command(
         "Plan",
         "looking",
         "explain",
-        "Say what a recipe's key means: type, default, and which methods or tasks have it.",
+        "Explain a recipe's key: meaning, type, default, and which methods or tasks have it.",
     ),
     "preview": Command(
         "Plan",
         "looking",
         "preview",
-        "Show examples as tokens, what counts for the loss, what is cut.",
+        "Show examples as tokens, which tokens count for the loss, and which are cut.",
     ),
     "partition": Command(
         "Plan",
         "looking",
         "partition",
-        "Say who holds what: each client's examples by label. Needs the data, no model.",
+        "Show how the data is divided: each client's examples by label. Needs the data, no model.",
     ),
     "bench": Command(
         "Plan",
         "looking",
         "bench",
-        "Say what a recipe will cost on this machine: seconds by phase, bytes and memory, from "
-        "one round of it.",
+        "Estimate a recipe's costs on this machine: seconds by phase, bytes and memory, from one "
+        "round of it.",
     ),
     "report": Command(
         "Look",
@@ -162,7 +167,7 @@ OWN: dict[str, Command] = {
         "Look",
         "results",
         "watch",
-        "Show a run that goes on as a page that keeps itself up to date.",
+        "Serve a page about a current run that is updated by itself.",
     ),
     "compare": Command(
         "Look", "running", "compare", "Run several recipes and lay the results side by side."
@@ -171,7 +176,7 @@ OWN: dict[str, Command] = {
         "Orbits", "orbit", "app", "Look at, check, replay, cut, compare and sign orbits."
     ),
 }
-# those of the package fedseed-papers, whose modules are not imported to list them either
+# commands of the package fedseed-papers, listed without importing its modules
 IN_PAPERS = {
     "audit": "Attack a recipe's own runs: does the model remember an example, do messages give one "
     "away?",
@@ -187,7 +192,7 @@ class Commands(TyperGroup):
         return [*OWN, *sorted(entry_points(group=COMMANDS).names)]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands from the table: none of them is imported."""
+        """Write the list of commands from the table, without importing any."""
         ctx.meta[LISTING] = True
         try:
             super().format_help(ctx, formatter)
@@ -195,7 +200,7 @@ class Commands(TyperGroup):
             del ctx.meta[LISTING]
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Return completions of a command's name, from the table, too."""
+        """Return completions of a command's name, also from the table."""
         ctx.meta[LISTING] = True
         try:
             return super().shell_complete(ctx, incomplete)
@@ -280,9 +285,9 @@ def options(
         bool, typer.Option("--debug", help="Show a traceback if something fails.")
     ] = False,
 ) -> None:
-    """Take the options that stand before the command."""
+    """Read the options before the command."""
     if context.invoked_subcommand not in ("run", "join"):
-        alone(f"fedseed {context.invoked_subcommand}")
+        refuse_torchrun(f"fedseed {context.invoked_subcommand}")
     global _debug
     _debug = debug
 
@@ -307,14 +312,14 @@ def main() -> None:
             ),
             1,
         )
-    except Exception as error:  # a bug: still one line, with how to see more
+    except Exception as error:  # a bug: also one line, with the option that shows more
         _fail(
             RuntimeError(
                 f"{type(error).__name__}: {error} (run again with --debug before the command)"
             ),
             1,
         )
-    finally:  # whoever calls this from a program of their own has a screen of their own afterwards
+    finally:  # restore the screen for programs that call this function
         os.environ.pop(COMMAND, None)
 
 

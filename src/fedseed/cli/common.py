@@ -1,7 +1,5 @@
-"""Options that several commands share, and what they do.
-
-Options that go together are one value, a data class: `grouped` makes its fields options of a
-command.
+"""Options that several commands share, and functions for them. A data class has options that belong
+together: `grouped` makes its fields options of a command.
 """
 
 import inspect
@@ -64,7 +62,8 @@ RecipeArgument = Annotated[
 JsonOption = Annotated[
     bool,
     typer.Option(
-        "--json", help="The result as JSON on standard output; all else goes to standard error."
+        "--json",
+        help="The result as JSON on standard output; everything else goes to standard error.",
     ),
 ]
 
@@ -89,7 +88,8 @@ PluginOption = Annotated[
     typer.Option(
         "--plugin",
         callback=_load_plugins,
-        help="Python file (or module) with methods, tasks, ... of your own; it is run. Repeatable.",
+        help="Python file (or module) with methods, tasks, ... of your own, whose code is run. "
+        "Repeatable.",
     ),
 ]
 ThreadsOption = Annotated[
@@ -104,7 +104,7 @@ ThreadsOption = Annotated[
 
 @dataclass(frozen=True)
 class Reading:
-    """Options for reading a recipe: values set in it, and code of others that is loaded first."""
+    """Options for reading a recipe: values to set in it, and plug-ins to load first."""
 
     set_: SetOption = None
     unset: Annotated[
@@ -112,7 +112,7 @@ class Reading:
         typer.Option(
             "--unset",
             autocompletion=complete_keys,
-            help="Take a key out of the recipe, so that it has its default: repeatable.",
+            help="Remove a key from the recipe, so that it has its default; repeatable.",
         ),
     ] = None
     plugin: PluginOption = None
@@ -120,7 +120,7 @@ class Reading:
         bool,
         typer.Option(
             "--trust-plugins",
-            help="Also run the plug-ins that the recipe names: code of its author.",
+            help="Also load the plug-ins that the recipe names, which runs their code.",
         ),
     ] = False
 
@@ -137,11 +137,11 @@ class Reading:
         return self.plugin or []
 
     def read_recipe(self, recipe: str, *extra_changes: str, check_paths: bool = False) -> "Recipe":
-        """Return a recipe with all changes, and some more. Raises RecipeError.
+        """Return a recipe with all changes. Raises RecipeError.
 
         Args:
             recipe: a file, or the name of a packaged one.
-            extra_changes: further changes.
+            extra_changes: changes besides those of the options.
             check_paths: also raise it if the data or the base is missing, before torch is imported.
         """
         with waiting(f"reading {recipe}"):
@@ -167,13 +167,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class ReadingForDevice(Reading):
-    """The same, and where the model lies."""
+    """Options for reading a recipe, and the model's device."""
 
     device: Annotated[
         str | None,
         typer.Option(
-            help="Where the model lies: auto (a GPU if there is one), cpu, cuda, cuda:1, map. "
-            "As model.device."
+            help="The model's device: auto (a GPU if there is one), cpu, cuda, cuda:1, map. As "
+            "model.device."
         ),
     ] = None
 
@@ -192,27 +192,27 @@ class Placing:
 
     base: Annotated[
         str | None,
-        typer.Option(help="The base: a name, or its folder. Default: where the run had it."),
+        typer.Option(help="The base: a name, or its folder. Default: as in the run."),
     ] = None
     device: Annotated[
         str,
         typer.Option(
-            help="Where the model lies: auto (a GPU if there is one), cpu, cuda, cuda:1, map."
+            help="The model's device: auto (a GPU if there is one), cpu, cuda, cuda:1, map."
         ),
     ] = "auto"
 
 
 @dataclass(frozen=True)
 class Running:
-    """Options for computing a run."""
+    """Options for running a recipe on several processes."""
 
     workers: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Deal a round's clients to so many processes on this machine: one for each "
-            "GPU, or a share of the cores each. The results are those of one process with as many "
-            "--threads.",
+            help="Divide a round's clients among this number of processes on this machine: one for "
+            "each GPU, or with a share of the cores each. The results are those of one "
+            "process with the same --threads.",
         ),
     ] = None
     ray: Annotated[
@@ -230,9 +230,7 @@ class Telling:
     """Options for a command's output."""
 
     as_json: JsonOption = False
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Say nothing but what went wrong.")
-    ] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False
 
     def screen(self) -> Console:
         """Return the console for people's messages: standard error with --json, nothing with
@@ -250,7 +248,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     one for each field.
 
     Args:
-        command: parameters that are data classes need no default: their fields have them.
+        command: parameters that are data classes need no default, as their fields have defaults.
     """
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, Any] = {
@@ -282,21 +280,21 @@ def interruptible(resume: str = "") -> Iterator[None]:
     """End a run on Ctrl-C with exit code 130 and one line with the command that goes on.
 
     Args:
-        resume: the option that the same command needs to go on; "": none.
+        resume: the option with which the same command continues the run; "": none.
     """
     try:
         yield
     except KeyboardInterrupt:
-        arguments = [word for word in sys.argv[1:] if word != "--fresh"]  # which would begin again
+        arguments = [word for word in sys.argv[1:] if word != "--fresh"]  # it would begin again
         words = ["fedseed", *arguments, *([resume] if resume and resume not in arguments else [])]
-        print(f"fedseed: interrupted; it goes on with: {shlex.join(words)}", file=sys.stderr)
+        print(f"fedseed: interrupted; continue with: {shlex.join(words)}", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
 @contextmanager
 def stepping(console: Console, count: int | None = None) -> Iterator[Callable[..., None]]:
-    """Show a bar for a replay; call the function that is yielded with the number of each step that
-    is applied, and the number of all steps.
+    """Show a bar for a replay. The yielded function takes the number of each applied step, and the
+    number of all steps.
     """
     if count is not None and not console.is_terminal:
         console.print(f"replaying {plural(count, 'step')}", highlight=False)
@@ -323,17 +321,17 @@ def say(text: str, screen: Console | None = None) -> None:
     (screen or console).print(text, highlight=False, soft_wrap=True)
 
 
-# exit code: the run is over and its files are there, but it has diverged
+# exit code: the run is over and its files are written, but it has diverged
 DIVERGED = 3
 
 
 def end_if_diverged(summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Say which runs have diverged, and end the command with exit code 3 if one has.
+    """Print which runs have diverged, and end the command with exit code 3 if one has.
 
     An attacked run does not count: its divergence shows the attack, not a wrong rate.
 
     Args:
-        summaries: of finished runs, by what they are called; "": the only one.
+        summaries: the summaries of finished runs, by name; "": the only run.
 
     Raises:
         typer.Exit: at least one run has diverged.

@@ -34,9 +34,9 @@ from fedseed.registry import Registry
 if TYPE_CHECKING:
     from fedseed.recipe.keys import Key
 
-# a column of a list in a file; a longer cell moves what comes after it
+# width of a list's column in a file; a longer cell shifts the next one
 WIDEST = 60
-TAGS = ("name", "kind")  # keys that say what a table is
+TAGS = ("name", "kind")  # keys that choose a table's type
 LISTED = Literal[
     "methods",
     "tasks",
@@ -53,19 +53,20 @@ HEADINGS = {"models": ("name", "about", "where"), "keys": ("key", "type", "defau
 ENDINGS: Mapping[LISTED, str] = {
     "bases": "These are bases of random directions (method.basis). Models to tune: fedseed list "
     "models",
-    "models": "Any folder or hub name with a model of transformers will do, too (model.base).",
+    "models": "Any folder or hub name of a transformers model is possible, too (model.base).",
     "recipes": "--all also shows those with the papers' published settings, which need the papers' "
     "models.",
-    "keys": "fedseed explain KEY says what one means; docs/recipe.md has all.",
+    "keys": "fedseed explain KEY explains a key; docs/recipe.md has all keys.",
 }
-# two shades in turn, so that it is seen where a token ends
+# two alternating shades show where a token ends
 LEARNT = ("bold black on green", "bold black on bright_green")
 OTHER = ("default", "dim")
 
 
 def new(
     folder: Annotated[
-        Path, typer.Argument(help="Where to; made if it is not there.", metavar="[DIR]")
+        Path,
+        typer.Argument(help="The folder to write to; made if it does not exist.", metavar="[DIR]"),
     ] = Path(),
     size: Annotated[
         str,
@@ -90,7 +91,7 @@ def new(
     existing = [str(folder / part) for part in parts if (folder / part).exists()]
     if existing:
         raise FedseedError(
-            f"{', '.join(existing)}: there already; choose another folder: fedseed new DIR"
+            f"{', '.join(existing)}: exists already; choose another folder: fedseed new DIR"
         )
     value: int | str = size
     if size.isdigit():
@@ -130,7 +131,7 @@ def explain(
     plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a recipe's key means: type, default, and which methods or tasks have it."""
+    """Explain a recipe's key: meaning, type, default, and which methods or tasks have it."""
     with waiting("reading the keys of recipes"):
         from fedseed.recipe.keys import find_keys, list_keys, near_key
         from fedseed.recipe.settings import Recipe
@@ -140,7 +141,7 @@ def explain(
     if not matches:
         hint = near_key(keys, key)
         raise RecipeError(
-            f"{key}: no recipe has such a key; {hint + ' ' if hint else ''}`fedseed list keys` has "
+            f"{key}: recipes have no such key; {hint + ' ' if hint else ''}`fedseed list keys` has "
             "all"
         )
     if as_json:
@@ -174,13 +175,13 @@ def explain(
 
 
 def _split_table(matches: Sequence["Key"], word: str) -> tuple[Sequence["Key"], list[str]]:
-    """Return the keys to explain, and the names of the others where a table was asked for.
+    """Return the keys to explain, and the names of the others if the word names a table.
 
-    In a table whose name or kind decides its type, that key is explained; in others, none.
+    For a table, only the key that chooses its type (name or kind) is explained, if there is one.
 
     Args:
         matches: the keys that a word means.
-        word: what was asked for.
+        word: the requested word.
     """
     word = word.strip().strip("[]")
     tables = (f"{word}.", f"{word}[].")
@@ -208,13 +209,14 @@ def preview(
     *,
     reading: Reading,
 ) -> None:
-    """Show examples as tokens, what counts for the loss, what is cut.
+    """Show examples as tokens, which tokens count for the loss, and which are cut.
 
     Needs the data and the tokenizer, no weights.
     """
     checked = reading.read_recipe(recipe, check_paths=True)
     with waiting("making tokens of the examples"):
-        from fedseed.runs.preview import preview as look  # torch from here on
+        from fedseed.runs.preview import REST  # torch is imported from here on
+        from fedseed.runs.preview import preview as look
 
         shown_examples, notes = look(checked, client, examples)
     for line in notes:
@@ -230,7 +232,10 @@ def preview(
         legend = "[[...]] counts for the loss, | ends a token"
         if console.is_terminal:
             legend = "green counts for the loss"
-        console.print(f"{legend}; ⏎ is a line's end", highlight=False)
+        legend += "; ⏎ is a line's end"
+        if any(text == REST for example in shown_examples for text, _ in example.pieces):
+            legend += f"; {REST} is the rest of a character"
+        console.print(legend, highlight=False, soft_wrap=True)
 
 
 def _tokens_text(pieces: Sequence[tuple[str, bool]], coloured: bool) -> Text:
@@ -260,28 +265,30 @@ def bench(
     tokens: Annotated[
         int | None,
         typer.Option(
-            min=2, help="For the memory: tokens of an example, in place of the longest possible."
+            min=2,
+            help="Tokens of an example, for estimating memory. Default: the longest possible.",
         ),
     ] = None,
     memory_only: Annotated[
         bool,
         typer.Option(
-            "--memory", help="Reckon the memory by the base's shapes, and load and time nothing."
+            "--memory",
+            help="Estimate the memory from the base's shapes, without loading or timing anything.",
         ),
     ] = False,
     as_json: JsonOption = False,
     *,
     reading: ReadingForDevice,
 ) -> None:
-    """Say what a recipe will cost on this machine: seconds by phase, bytes and memory, from one
-    round of it.
+    """Estimate a recipe's costs on this machine: seconds by phase, bytes and memory, from one round
+    of it.
     """
     screen, checked = (
         Telling(as_json).screen(),
         reading.read_recipe(recipe, check_paths=not memory_only),
     )
     with waiting("reckoning the memory"):
-        # torch from here on
+        # torch is imported from here on
         from fedseed.experiments.bench import cost_table, fits, measure, memory_table, reckon
         from fedseed.models.loading import has_weights
 
@@ -313,20 +320,22 @@ def bench(
 def partition(
     recipe: RecipeArgument,
     picture: Annotated[
-        Path | None, typer.Option("--out", help="PNG file: a picture of who holds what.")
+        Path | None, typer.Option("--out", help="PNG file for a picture of each client's data.")
     ] = None,
     as_json: JsonOption = False,
     *,
     reading: Reading,
 ) -> None:
-    """Say who holds what: each client's examples by label. Needs the data, no model."""
-    task = reading.read_recipe(recipe).task
+    """Show how the data is divided: each client's examples by label. Needs the data, no model."""
+    checked = reading.read_recipe(recipe)
+    task = checked.task
     if picture is not None and picture.suffix != ".png":
-        raise RecipeError(f"--out {picture}: the picture is a .png file")
+        raise RecipeError(f"--out {picture}: give a .png file")
     with waiting("reading the data"):
         from fedseed.reports.partition import partition_statistics, partition_table
+        from fedseed.runs.parties import load_present
 
-        data = task.load()
+        data = load_present(checked)
         statistics = partition_statistics(data)
     screen = Telling(as_json).screen()
     screen.print(*partition_table(statistics), *data.notes, sep="\n", highlight=False)
@@ -361,7 +370,7 @@ def list_(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List what there is, and where it comes from."""
+    """List recipes, models, methods and other parts, and where each comes from."""
     rows, broken = _listing(what)
     if what == "recipes" and not every:
         rows = [row for row in rows if not row[0].startswith("published-")]
@@ -375,7 +384,7 @@ def list_(
             table.add_row(*(Text(cell) for cell in row))
         console.print(table)
     else:
-        # a file or a program has no width: nothing is cut or broken
+        # output to a file or a pipe has no width: nothing is cut or wrapped
         for line in _columns(rows):
             say(line)
     for line in broken:
@@ -385,7 +394,7 @@ def list_(
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return rows as lines whose columns stand below each other."""
+    """Return rows as lines with aligned columns."""
     widths = [min(WIDEST, max(map(len, column))) for column in zip_longest(*rows, fillvalue="")]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
@@ -394,9 +403,8 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _listing(what: LISTED) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Return rows of texts, and a line for each entry point that is broken.
-
-    Only the modules that the list is about are imported.
+    """Return rows of texts, and a line for each broken entry point. Only the modules that the list
+    needs are imported.
     """
     with waiting(f"looking for {what}"):
         if what in ROWS:
@@ -443,7 +451,7 @@ def _rows_of_recipes() -> list[tuple[str, ...]]:
     return [*titles(packaged_recipes())]
 
 
-# the rooms whose registries are listed
+# the packages whose registries are listed
 ROOMS: Mapping[LISTED, str] = {
     "methods": "fedseed.methods",
     "tasks": "fedseed.tasks",

@@ -36,13 +36,13 @@ class Place:
 
     node: Annotated[
         str | None,
-        typer.Option(help="Which node this process is. Without it all nodes are simulated here."),
+        typer.Option(help="The node that this process runs. Default: simulate all nodes here."),
     ] = None
     neighbour: Annotated[
         list[str] | None,
         typer.Option(
-            help="A node to hear and send to; repeatable. NAME=URL: one with a server of its own. "
-            "Default: all others."
+            help="A neighbour of this node; repeatable. NAME=URL: one with a server of its own. "
+            "Default: all other nodes."
         ),
     ] = None
     data: Annotated[Path | None, typer.Option(help="The node's own data, a file or a folder.")] = (
@@ -50,7 +50,7 @@ class Place:
     )
     leave: Annotated[
         bool,
-        typer.Option("--leave", help="Make no more steps for good: nobody waits for this node."),
+        typer.Option("--leave", help="End this node for good: the others no longer wait for it."),
     ] = False
 
 
@@ -96,7 +96,7 @@ def mesh(
 ) -> None:
     """Tune without a coordinator: as one node among neighbours, or with all nodes simulated here.
 
-    The same command goes on after an interruption.
+    After an interruption, the same command continues.
     """
     checked = reading.read_recipe(recipe)
     name = run_name(checked, recipe, reaching.run)
@@ -130,7 +130,7 @@ def _check_alone(place: Place, reaching: Reaching) -> None:
         if value
     ]
     if given:
-        raise RecipeError(f"{given[0]}: say which node this is with --node NAME")
+        raise RecipeError(f"{given[0]}: give this node's name with --node NAME")
 
 
 def _run_node(

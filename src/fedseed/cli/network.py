@@ -38,7 +38,7 @@ from fedseed.federation.control import Status, parse_control
 from fedseed.federation.protocol import list_names
 from fedseed.metrics import metric_of, metric_title, shown_metrics
 from fedseed.orbit import Orbit
-from fedseed.processes import alone
+from fedseed.processes import refuse_torchrun
 from fedseed.recipe.reading import read_recipe, read_toml
 from fedseed.recipe.settings import Recipe
 from fedseed.reports.progress import Shown
@@ -58,7 +58,7 @@ from fedseed.weights.heap import collect_rarely, map_large
 if TYPE_CHECKING:
     from fedseed.transport.nats_server import OwnServer
 
-STATUS_SECONDS = 5.0  # for a coordinator's answer
+STATUS_SECONDS = 5.0  # seconds to wait for a coordinator's answer
 KeyOption = Annotated[Path | None, typer.Option("--key", help="File with this side's NKEY seed.")]
 CaOption = Annotated[Path | None, typer.Option("--ca", help="File with the certificates to trust.")]
 # keys of a site's file (`join --local`)
@@ -70,12 +70,13 @@ JOIN_LINES = 10
 
 @dataclass(frozen=True)
 class Reaching:
-    """Options for reaching the server, and the run's name there; a recipe has the same."""
+    """Options for reaching the server, and the run's name there; a recipe has these, too."""
 
     nats: Annotated[
         str | None,
         typer.Option(
-            help="The server: nats://HOST:PORT, or tls:// to insist; over WebSocket ws:// or wss://."
+            help="The server: nats://HOST:PORT, or tls:// to require encryption; over WebSocket "
+            "ws:// or wss://."
         ),
     ] = None
     run: Annotated[
@@ -103,11 +104,11 @@ class Figures:
         ),
     ] = None
     metrics_host: Annotated[
-        str, typer.Option(help="The address for that. Default: this machine only.")
+        str, typer.Option(help="The address for --metrics-port. Default: this machine only.")
     ] = "127.0.0.1"
 
     def serve(self) -> AbstractContextManager[Exporter | None]:
-        """Serve the figures as long as the block lasts; None: nobody asked for them."""
+        """Serve the figures inside the block; None: no port was given."""
         if self.metrics_port is None:
             return nullcontext()
         exporter = Exporter(self.metrics_port, self.metrics_host)
@@ -136,19 +137,19 @@ class Starting:
     def check(self, reaching: Reaching) -> None:
         """Raise RecipeError if options do not go together."""
         if self.listen is not None and not self.server:
-            raise RecipeError("--listen is for --server, which starts a nats-server")
+            raise RecipeError("--listen is only for --server, which starts a nats-server")
         if self.server and (reaching.nats or reaching.key or reaching.ca):
             raise RecipeError(
                 "--server starts a server without keys and encryption: leave out --nats, --key and "
-                "--ca; with keys, start nats-server as `fedseed keys` says"
+                "--ca; with keys, start nats-server with the command that `fedseed keys` prints"
             )
 
     @contextmanager
     def start(self, folder: Path) -> Iterator["OwnServer | None"]:
-        """Run the server inside the block; None: it was not asked for.
+        """Run the server inside the block; None: no server is started.
 
         Args:
-            folder: the run's; what the server stores lies beside it.
+            folder: the run's; the server's files are kept beside it.
         """
         if not self.server:
             yield None
@@ -161,12 +162,15 @@ class Starting:
             say(f"nats-server {version} at {server.url}: clients join with --nats {server.url}")
             if server.is_open_to_others:
                 say(
-                    "  others can reach it, and nothing is encrypted or signed: whoever reaches it "
-                    "can take part. `fedseed keys` makes what a real federation needs"
+                    "  others can reach it, and nothing is encrypted or signed: everybody who "
+                    "reaches it can take part. `fedseed keys` makes the keys for a real federation"
                 )
             yield server
             server.wait_until_left(lambda text: say(f"  {text}"))
-            say(f"who comes later needs the server: {server.program} -c {server.config}")
+            say(
+                f"for clients that come later, start the server again: {server.program} -c "
+                f"{server.config}"
+            )
         finally:
             server.stop()
 
@@ -218,11 +222,11 @@ def serve(
 def read_site(file: Path) -> dict[str, Any]:
     """Return the settings in a site's file, as options of `join` by name.
 
-    Paths in it begin in its folder.
+    Relative paths begin in its folder.
 
     Raises:
-        RecipeError: it can't be read, has a key that is not one of these options, or lacks a path
-            where one is expected.
+        RecipeError: it can't be read, has a key that is not one of these options, or a value that
+            is not a path.
     """
     table, allowed = read_toml(file, "--local "), (*SITE_PATHS, *SITE_WORDS)
     for key, value in table.items():
@@ -241,7 +245,7 @@ def read_site(file: Path) -> dict[str, Any]:
 
 
 def _take_site(context: typer.Context, file: Path | None) -> Path | None:
-    """Let a site's file say what the command line leaves out."""
+    """Take options from a site's file that the command line leaves out."""
     if file is not None and not context.resilient_parsing:
         context.default_map = read_site(file)
     return file
@@ -249,26 +253,30 @@ def _take_site(context: typer.Context, file: Path | None) -> Path | None:
 
 @dataclass(frozen=True)
 class Site:
-    """The options that belong to a site."""
+    """Options that belong to a site."""
 
     client: Annotated[
         list[str] | None,
         typer.Option(
-            help='Whom this process works for; repeatable, patterns such as "client-*" too.'
+            help='A client that this process works for; repeatable, also a pattern: "client-*".'
         ),
     ] = None
     data: Annotated[
         Path | None,
         typer.Option(
-            help="The client's own data, a file or a folder; of several: a file NAME in a folder."
+            help="The client's own data, a file or a folder; for several clients: a folder with a "
+            "file for each NAME."
         ),
     ] = None
     evaluation: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="The share of its own data that it holds out."),
+        typer.Option(min=0.0, max=1.0, help="The share of the client's own data that is held out."),
     ] = None
     evaluation_file: Annotated[
-        Path | None, typer.Option(help="What it evaluates on, not a share of its own data.")
+        Path | None,
+        typer.Option(
+            help="The data for the client's evaluation, in place of a share of its own data."
+        ),
     ] = None
     out: Annotated[
         Path | None,
@@ -279,19 +287,20 @@ class Site:
     identity: Annotated[
         Path | None,
         typer.Option(
-            help='File with the key that signs for a client in secure sums; "{name}": whose.'
+            help='File with the key that signs for a client in secure sums; "{name}": the client.'
         ),
     ] = None
     account: Annotated[
         Path | None,
         typer.Option(
-            help='File of a client\'s privacy account, in place of the usual one; "{name}": whose.'
+            help='File of a client\'s privacy account, not the usual one; "{name}": the client.'
         ),
     ] = None
     budget: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="The most epsilon of all its runs, in place of the recipe's budget."
+            min=0.0,
+            help="The most epsilon for all of the client's runs, in place of the recipe's budget.",
         ),
     ] = None
     local: Annotated[
@@ -306,9 +315,7 @@ class Site:
 
 
 def _check_there(*paths: Path | None) -> None:
-    """Raise RecipeError if a file or folder is not there: said at once, before torch is
-    imported.
-    """
+    """Raise RecipeError if a file or folder does not exist. Checked before torch is imported."""
     for path in paths:
         if path is not None and not path.exists():
             raise RecipeError(f"{path}: there is no such file or folder")
@@ -321,7 +328,7 @@ def join(
     """Take part in a federation over NATS, for one client or many."""
     if not site.client:
         raise RecipeError(
-            'join: say for whom with --client NAME (repeatable; --client "*": for all)'
+            'join: name the clients with --client NAME (repeatable; --client "*": all of them)'
         )
     checked = reading.read_recipe(recipe)
     if checked.of_parties:
@@ -330,8 +337,8 @@ def join(
     own_data = OwnData(site.data, site.evaluation_file, site.evaluation)
     way = transport(reaching.reach(checked, site.client[0]), name)
     if site.out is not None:
-        alone("--out")
-    # torch from here on
+        refuse_torchrun("--out")
+    # torch is imported from here on
     from fedseed.runs.joining import (
         Loading,
         SiteAccount,
@@ -373,7 +380,7 @@ def status(
         float, typer.Option(min=0.1, help="With --watch: seconds between looks.")
     ] = 2.0,
 ) -> None:
-    """Say how a run over NATS is going: round, clients, bytes, loss, what was refused."""
+    """Show the state of a run over NATS: round, clients, bytes, loss, refused messages."""
     reach, name = Access(nats, key, ca), check_run(run)
     if watch:
         follow(lambda: asyncio.run(ask(reach, name)), console, every, as_json)
@@ -414,15 +421,17 @@ def keys(
     ] = 365,
     names: Annotated[
         str | None,
-        typer.Option("--run", help="With a recipe: the run's name. Default: the recipe's."),
+        typer.Option("--run", help="The run's name, if a recipe is given. Default: the recipe's."),
     ] = None,
     mesh: Annotated[
         bool,
-        typer.Option("--mesh", help="For `fedseed mesh`: clients are nodes, none above others."),
+        typer.Option(
+            "--mesh", help="For `fedseed mesh`: all clients are equal nodes, without a coordinator."
+        ),
     ] = False,
 ) -> None:
-    """Make NKEYs, a certificate and a nats-server configuration: TLS, and each client its own
-    subjects only.
+    """Make NKEYs, a certificate and a nats-server configuration: TLS, and each client limited to
+    its own subjects.
     """
     from fedseed.transport.keys import make, make_for_mesh
 
@@ -433,7 +442,7 @@ def keys(
         clients = client or checked.federation.clients
     if not clients:
         raise RecipeError(
-            "keys: say for whom with --client NAME (repeatable) or name a recipe with "
+            "keys: name the clients with --client NAME (repeatable), or give a recipe with "
             "federation.clients"
         )
     hosts = host or ["localhost", "127.0.0.1"]
@@ -452,25 +461,32 @@ def verify(
         typer.Argument(help="The run's folder, with recipe.toml, model.orbit and answers.jsonl."),
     ],
     client: Annotated[
-        list[str], typer.Option(help='Whose answers are computed again; repeatable, "*" for all.')
+        list[str],
+        typer.Option(help='A client whose answers are computed again; repeatable, "*" for all.'),
     ],
     data: Annotated[
         Path | None,
         typer.Option(
-            help="The one client's own data, a file or a folder. Default: where the recipe says."
+            help="The client's own data, a file or a folder, for a single client. Default: as in "
+            "the recipe."
         ),
     ] = None,
-    sample: Annotated[str, typer.Option(help='How many answers of each client; "all".')] = "20",
+    sample: Annotated[
+        str, typer.Option(help='Number of answers of each client to compute again, or "all".')
+    ] = "20",
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Draws them. Default: nobody can know it beforehand.")
+        int | None,
+        typer.Option(
+            min=0, help="Seed for drawing the answers. Default: one that nobody can predict."
+        ),
     ] = None,
     as_json: JsonOption = False,
     *,
     reading: ReadingForDevice,
 ) -> None:
-    """Compute again what a run's record says that a client has sent, from its own data.
+    """Check a client's answers on a run's record by computing them again from its own data.
 
-    1: something was forged, or a step can't be judged as its answers are not on record.
+    Exit code 1: something was forged, or a step can't be judged as its answers are not on record.
     """
     if sample != "all" and not (sample.isdecimal() and int(sample)):
         raise RecipeError(f'--sample {sample}: a whole number above 0, or "all"')
@@ -481,10 +497,10 @@ def verify(
     orbit, answers = Orbit.open(run / "model.orbit"), read_answers(run / FILE)
     if ending is not None and ending.round > orbit.last:
         raise FedseedError(
-            f"{run / 'model.orbit'}: the log ends at step {orbit.last}, and {ending.file} says "
-            f"that the run came to round {ending.round}: ask for the whole log"
+            f"{run / 'model.orbit'}: the log ends at step {orbit.last}, but {ending.file} records "
+            f"round {ending.round}: ask for the whole log"
         )
-    from fedseed.runs.joining import Loading  # torch from here on
+    from fedseed.runs.joining import Loading  # torch is imported from here on
     from fedseed.runs.verification import verify as verified
 
     hosted = Loading(recipe, client, own_data=None if data is None else OwnData(data))()
@@ -507,8 +523,8 @@ def verify(
         _show(result, hosted.items, seed, screen)
     if ending is not None and ending.is_final and ending.digest not in (None, result.digest):
         raise FedseedError(
-            f"{ending.file} says that the run ended with the digest {ending.digest}, and the log "
-            f"ends with {result.digest}: one of the two is another run's, or was altered"
+            f"{ending.file} has the final digest {ending.digest}, but the log ends with "
+            f"{result.digest}: one of the two belongs to another run, or was altered"
         )
     if not result.proven:
         raise typer.Exit(1)
@@ -543,7 +559,10 @@ def _show(result: Any, names: Any, seed: int, screen: Any) -> None:
         near = sum(one.verdict == "open" for one in checks)
         remark = ""
         if near:
-            remark = f"; of {near} of them a sign is within the noise of zero and may be either"
+            remark = (
+                f"; of {near} of them the sign is uncertain, as the value is within the noise "
+                "of zero"
+            )
         counts_text = (
             f"{right} of {plural(len(checks), 'answer')} computed again (--seed {seed}) are right"
         )
@@ -551,14 +570,14 @@ def _show(result: Any, names: Any, seed: int, screen: Any) -> None:
         silent = result.silent.get(name)
         if silent:
             say(
-                f"  {name} was asked, and no answer of it is on record, in "
-                f"{_listed_rounds(silent)}: compare with what its log says of them",
+                f"  {name} was asked, but no answer of it is on record, in "
+                f"{_listed_rounds(silent)}: compare with its own log",
                 screen,
             )
         if checks and not right:
             say(
-                "  none is: is this the data that was trained on? (fedseed run on a folder splits "
-                "it otherwise than a site splits its own: leave --data out)",
+                "  none is right: check that this is the data that was trained on (fedseed run "
+                "splits a folder differently from a site's own data: leave --data out)",
                 screen,
             )
         for one in checks:
@@ -611,7 +630,7 @@ def by_client(summary: dict[str, Any]) -> list[str]:
         if "loss" in last and figures.get("round") == 0:
             lines.append(
                 f"  {name}: held-out loss {last['loss']:.3f} before training ({last['held_out']} "
-                "examples); it was away whenever the tuned model was measured"
+                "examples); it was absent whenever the tuned model was measured"
             )
         elif "loss" in last:
             loss_before = ""
@@ -619,7 +638,7 @@ def by_client(summary: dict[str, Any]) -> list[str]:
                 loss_before = f"{first['loss']:.3f} -> "
             away = ""
             if "round" in figures:
-                away = f"; after round {figures['round']}: it was away at the end"
+                away = f"; after round {figures['round']}: it was absent at the end"
             lines.append(
                 f"  {name}: held-out loss {loss_before}{last['loss']:.3f} ({last['held_out']} "
                 f"examples{away})"
@@ -693,8 +712,8 @@ def describe(run_status: dict[str, Any]) -> list[str]:
 def follow(
     look: Callable[[], dict[str, Any]], console: Console, every: float, as_json: bool = False
 ) -> None:
-    """Show what is new until the run is over: on a terminal in place, elsewhere whenever something
-    has changed.
+    """Show the status until the run is over: on a terminal it is updated in place, elsewhere
+    printed at each change.
 
     Args:
         look: returns the current status (`network.ask`).

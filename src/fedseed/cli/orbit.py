@@ -1,6 +1,4 @@
-"""`fedseed orbit ...`: look at orbits, check them, replay them, make new ones of them, sign
-them.
-"""
+"""`fedseed orbit ...`: inspect, check, replay, cut and sign orbits."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,21 +25,21 @@ from fedseed.text import show_text
 app = typer.Typer(
     help="Look at, check, replay, cut, compare and sign orbits.", no_args_is_help=True
 )
-# characters of one of a header's texts; --json has all of it
+# most characters shown of a text in a header; --json has all of it
 MOST_SHOWN = 2000
 
 PathArgument = Annotated[Path, typer.Argument(help="The orbit file.")]
 NewFile = Annotated[Path, typer.Option("--out", help="The new orbit file; must not exist.")]
 
 
-app.command("replay", help="Rebuild the model and write it as a folder: as `fedseed export` does.")(
+app.command("replay", help="Rebuild the model and write it as a folder, like `fedseed export`.")(
     export
 )
 
 
 @app.command()
 def info(path: PathArgument, plugin: PluginOption = None, as_json: JsonOption = False) -> None:
-    """Show what an orbit holds."""
+    """Show the content of an orbit."""
     orbit = Orbit.open(path)
     header, layout = orbit.header, orbit.header.layout
     adapter = None
@@ -139,7 +137,7 @@ def rollback(
 ) -> None:
     """Write the steps up to a number into a new orbit.
 
-    What comes after may be damaged; PATH is not changed.
+    Later steps may be damaged; PATH is not changed.
     """
     orbit = edit.rollback(path, last_step, target)
     say(f"{target}: {plural(orbit.last, 'step')}, {orbit.size:,} bytes")
@@ -175,7 +173,10 @@ def push(
     from fedseed.orbit.sharing import push_orbit
 
     if Orbit.open(path).header.base_folder:
-        say("The orbit says in which folder the base lay here: whoever gets it can read that.")
+        say(
+            "The orbit has the path of the base's folder on this machine: everybody who gets the "
+            "orbit can read it."
+        )
     say(f"Orbit: {push_orbit(path, place, private, force)}")
 
 
@@ -201,7 +202,7 @@ def diff(
     plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what tells two orbits apart: settings, the first step that differs."""
+    """Show the differences of two orbits: settings, and the first step that differs."""
     a, b = Orbit.open(first), Orbit.open(second)
     differences = edit.differences(a, b)
     if as_json:
@@ -214,7 +215,7 @@ def diff(
 @app.command()
 def keygen(
     key: Annotated[
-        Path, typer.Argument(help="Where the private key goes; the public one to KEY.pub.")
+        Path, typer.Argument(help="File for the private key; the public key goes to KEY.pub.")
     ],
 ) -> None:
     """Make an Ed25519 key: to sign orbits with, or for a client of secure sums."""

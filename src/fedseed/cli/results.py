@@ -26,19 +26,20 @@ from fedseed.cli.common import (
     stepping,
 )
 from fedseed.durable import write_whole
-from fedseed.errors import FedseedError, RecipeError, plural, to_install
+from fedseed.errors import FedseedError, RecipeError, to_install
 from fedseed.reports.comparison import Compared, comparison_lines, costs_sheet, results_sheet
 from fedseed.reports.progress import Screen
 from fedseed.reports.results import read_summary
 from fedseed.reports.view import view_folder
 from fedseed.tasks.files import read_records
-from fedseed.text import clean
+from fedseed.text import clean, listed
 
 if TYPE_CHECKING:
     from fedseed.objectives.generation import Writer
     from fedseed.runs.tuned import Tuned
 
-# what a comparison takes from a run's summary
+SHOWN_MODELS = 12  # how many names `serve-model` shows
+# the keys of a run's summary that a comparison needs
 COMPARED = {
     "baseline",
     "clients",
@@ -66,14 +67,14 @@ class Opening(Placing):
 
     best: Annotated[
         str | None,
-        typer.Option(help="The model after the round that was best by this metric, such as loss."),
+        typer.Option(help="Open the model after the best round by this metric, such as loss."),
     ] = None
     upto: Annotated[
-        int | None, typer.Option(min=0, help="The model after this round, not the last one.")
+        int | None, typer.Option(min=0, help="Open the model after this round, not the last one.")
     ] = None
 
     def open(self, name: str, quietly: bool = False) -> "Tuned":
-        """Load a model, with a bar on standard error where there are steps to replay.
+        """Load a model, with a bar on standard error if steps are replayed.
 
         Args:
             name: what the command line calls it.
@@ -93,8 +94,8 @@ class Opening(Placing):
             tuned = open_tuned(source, self.base, upto, self.device, tell)
         if tuned.facts is not None and not tuned.facts.complete and upto is None:
             say(
-                f"{name}: the orbit does not say that its run is over: the run goes on, or steps "
-                f"after round {tuned.facts.steps} were cut off",
+                f"{name}: the orbit has no end of the run: the run is not over, or steps after "
+                f"round {tuned.facts.steps} were cut off",
                 screen,
             )
         return tuned
@@ -109,7 +110,8 @@ def export(
     merge: Annotated[
         bool,
         typer.Option(
-            "--merge", help="Of a LoRA run: the whole model, with the adapter added to its weights."
+            "--merge",
+            help="For a LoRA run: write the whole model, with the adapter added to its weights.",
         ),
     ] = False,
     plugin: PluginOption = None,
@@ -188,11 +190,13 @@ class Wording:
 
     max_tokens: Annotated[int, typer.Option(min=1, help="The most new tokens.")] = 128
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="0: the likeliest token each time; above: drawn.")
+        float, typer.Option(min=0.0, help="0: always take the likeliest token; above: draw tokens.")
     ] = 0.0
     top_p: Annotated[
         float,
-        typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens of this probability."),
+        typer.Option(
+            min=0.0, max=1.0, help="Draw from the likeliest tokens with this total probability."
+        ),
     ] = 1.0
     seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Of what is drawn.")] = 0
 
@@ -201,7 +205,7 @@ class Wording:
 def generate(
     source: SourceArgument,
     prompt: Annotated[
-        str | None, typer.Argument(help="What the model goes on from. Default: standard input.")
+        str | None, typer.Argument(help="The text to continue. Default: standard input.")
     ] = None,
     file: Annotated[
         Path | None,
@@ -210,7 +214,7 @@ def generate(
     chat: Annotated[
         bool,
         typer.Option(
-            "--chat", help="Use the tokenizer's chat template; on a terminal, talk on turn by turn."
+            "--chat", help="Use the tokenizer's chat template; on a terminal, hold a conversation."
         ),
     ] = False,
     plugin: PluginOption = None,
@@ -220,7 +224,7 @@ def generate(
 ) -> None:
     """Let a model write: after a prompt, for each line of a file, or in a conversation (--chat)."""
     if prompt is not None and file is not None:
-        raise RecipeError("generate: a PROMPT or --file, not both")
+        raise RecipeError("generate: give a PROMPT or --file, not both")
     talking = prompt is None and file is None and sys.stdin.isatty()
     prompts = []
     if not talking:
@@ -264,7 +268,7 @@ def _prompts(prompt: str | None, file: Path | None) -> Iterator[str]:
 
 
 def _strip_prompt(text: str) -> str:
-    """Return a prompt as typed or piped, without the line's end that a shell adds."""
+    """Return a prompt as typed or piped, without a final line break, which a shell adds."""
     text = text.removesuffix("\n")
     if not text:
         raise RecipeError("generate: no prompt: give one, or --file, or pipe it in")
@@ -272,7 +276,7 @@ def _strip_prompt(text: str) -> str:
 
 
 def _check_utf8(text: str) -> str:
-    """Return a prompt. Raises RecipeError if it holds bytes that are no text in UTF-8."""
+    """Return a prompt. Raises RecipeError if it has bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -302,7 +306,7 @@ def _whole_summary(folder: Path) -> dict[str, Any]:
 
 
 def _printable(text: str) -> str:
-    """Return a model's text without the codes that a terminal would obey."""
+    """Return a model's text without control codes for terminals."""
     if sys.stdout.isatty():
         return clean(text)
     return text
@@ -326,6 +330,9 @@ def _talk(writer: "Writer", chat: bool) -> None:
         print(_printable(turns[-1]["content"] if chat else writer.continue_prompt(line).text))
 
 
+SHOWN_MODELS = 12  # how many names `serve-model` shows
+
+
 @contextmanager
 def _needing_web_server(command: str) -> Iterator[None]:
     """Import what needs the extra `serve`. Raises FedseedError with a remedy."""
@@ -343,8 +350,8 @@ def serve_model(
         list[str],
         typer.Argument(
             metavar="RUN|ORBIT|FOLDER...",
-            help="Runs' folders or orbits of one base, called by the folder's or file's name, "
-            "or as NAME=PATH says; or a folder of such, where they may come and go.",
+            help="Runs' folders or orbits of one base, served under the name of the folder or "
+            "file, or as NAME=PATH; or a folder of them, which is watched for changes.",
         ),
     ],
     host: Annotated[
@@ -354,7 +361,10 @@ def serve_model(
         int, typer.Option(min=0, max=65535, help="The port; 0: any that is free.")
     ] = 8000,
     keep: Annotated[
-        int, typer.Option(min=0, help="Weights of so many models, used last, stay in memory.")
+        int,
+        typer.Option(
+            min=0, help="Number of models, the last used ones, whose weights stay in memory."
+        ),
     ] = 0,
     max_tokens: Annotated[
         int, typer.Option(min=1, help="The most new tokens of an answer.")
@@ -363,7 +373,7 @@ def serve_model(
     *,
     placing: Placing,
 ) -> None:
-    """Serve the models of many orbits on one base in memory, as OpenAI's interface has it."""
+    """Serve the models of many orbits on one base in memory, with OpenAI's interface."""
     with _needing_web_server("serve-model"):
         from fedseed.own.catalogue import is_folder_of_orbits
         from fedseed.own.server import Service, name_sources
@@ -372,7 +382,9 @@ def serve_model(
     service = Service(sources, placing.base, placing.device, keep, max_tokens, folders)
 
     def ready(address: str) -> None:
-        say(f"{plural(len(service.names), 'model')}: {address} (Ctrl-C ends)")
+        # a request's `model` is one of these names
+        word = "model" if len(service.names) == 1 else "models"
+        say(f"{address}, {word} {listed(service.names, SHOWN_MODELS)} (Ctrl-C ends)")
 
     with suppress(KeyboardInterrupt):
         service.serve(host, port, ready)
@@ -387,9 +399,9 @@ def watch(
         int, typer.Option(min=0, max=65535, help="The port; 0: any that is free.")
     ] = 8080,
 ) -> None:
-    """Show a run that goes on as a page that keeps itself up to date."""
+    """Serve a page about a current run that is updated by itself."""
     if folder.exists() and not folder.is_dir():
-        raise RecipeError(f"{folder}: no folder; name that of a run, such as runs/recipe")
+        raise RecipeError(f"{folder}: no such folder; give that of a run, such as runs/recipe")
     with _needing_web_server("watch"):
         from fedseed.reports.live import LivePage
     with suppress(KeyboardInterrupt):
@@ -404,7 +416,8 @@ def report(
         Path | None,
         typer.Option(
             "--out",
-            help="The page. Default: report.html in the run's folder, or in that of all runs.",
+            help="File for the page. Default: report.html in the run's folder, or in the folder of "
+            "all runs.",
         ),
     ] = None,
 ) -> None:
@@ -416,14 +429,14 @@ def report(
 
     folders = _run_folders(runs)
     if page_file is not None and page_file.suffix not in (".html", ".htm"):
-        raise RecipeError(f"--out {page_file}: the page is an .html file")
+        raise RecipeError(f"--out {page_file}: give an .html file")
     if len(folders) == 1:
         page, text = page_file or folders[0] / "report.html", run_page(view_folder(folders[0]))
     else:
         unfinished = [str(folder) for folder in folders if not (folder / "summary.json").exists()]
         if unfinished:
             raise FedseedError(
-                f"{', '.join(unfinished)}: not finished; a comparison is of finished runs"
+                f"{', '.join(unfinished)}: not finished; only finished runs can be compared"
             )
         common = Path(os.path.commonpath([folder.resolve() for folder in folders]))
         folders_by_name = {str(folder.resolve().relative_to(common)): folder for folder in folders}
@@ -450,6 +463,6 @@ def _run_folders(paths: list[Path]) -> list[Path]:
                 path.parent for path in folder.rglob("summary.json") if "choosing" not in path.parts
             )
         if not inside:
-            raise FedseedError(f"{folder}: no run is here, nor in the folders below")
+            raise FedseedError(f"{folder}: there is no run in this folder or those below it")
         run_folders += [path for path in inside if path not in run_folders]
     return run_folders

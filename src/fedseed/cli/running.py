@@ -1,4 +1,4 @@
-"""`fedseed run`, `tune-rate` and `compare`: what trains on this machine."""
+"""`fedseed run`, `tune-rate` and `compare`: commands that train on this machine."""
 
 import json
 import shlex
@@ -23,7 +23,7 @@ from fedseed.cli.network import by_client
 from fedseed.cli.waiting import waiting
 from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.experiments import sweeps
-from fedseed.processes import alone, warm
+from fedseed.processes import refuse_torchrun, warm
 from fedseed.reports.comparison import Compared, results_sheet
 from fedseed.reports.progress import Shown
 from fedseed.reports.results import read_summary
@@ -36,18 +36,18 @@ def run(
         Path | None, typer.Option("--out", help="Folder for the run's files. Default: runs/RECIPE.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where the run in the folder stopped.")
+        bool, typer.Option("--resume", help="Continue the run in the folder.")
     ] = False,
     overwrite: Annotated[
         bool,
-        typer.Option("--overwrite", help="Delete the run that is in the folder, and begin anew."),
+        typer.Option("--overwrite", help="Delete the run in the folder, and begin again."),
     ] = False,
     rounds: Annotated[
         int | None,
         typer.Option(
             "--rounds",
             min=1,
-            help="How many rounds. With --resume, a finished run goes on to so many.",
+            help="Number of rounds. With --resume, a finished run continues up to this number.",
         ),
     ] = None,
     *,
@@ -58,17 +58,17 @@ def run(
     """Run a federation on this machine: in this process, or with --workers in several."""
     screen = telling.screen()
     if overwrite and resume:
-        raise RecipeError("--overwrite begins anew and --resume goes on: leave one of them out")
+        raise RecipeError("--overwrite begins again and --resume continues: leave one of them out")
     folder = run_folder or Path("runs") / Path(recipe).stem
     _check_no_sweep(recipe)
     checked = reading.read_recipe(
         recipe, *([] if rounds is None else [f"rounds={rounds}"]), check_paths=True
     )
     if running.ray is not None and running.workers is None:
-        raise RecipeError("--ray: say by --workers how many processes the cluster is to have")
+        raise RecipeError("--ray: give the number of the cluster's processes with --workers")
     with interruptible("--resume"):
         if running.workers is not None:
-            alone("--workers")
+            refuse_torchrun("--workers")
             if running.ray is None:
                 warm()
         with waiting("loading torch"):
@@ -98,7 +98,12 @@ def tune_rate(
     reading: ReadingForDevice,
     telling: Telling,
     share: Annotated[
-        float, typer.Option(min=0.1, max=20, help="Passes, in runs; from 1 on: whole runs, too.")
+        float,
+        typer.Option(
+            min=0.1,
+            max=20,
+            help="Passes to spend, in units of a run; 1 or more: whole runs are tried, too.",
+        ),
     ] = 0.1,
 ) -> None:
     """Find the learning rate by few short runs, judged on validation examples: a tenth of the run's
@@ -126,7 +131,7 @@ class Swept:
     ] = None
     grid: Annotated[
         list[str] | None,
-        typer.Option(help="Values to choose from on validation data: key=value,value, repeatable."),
+        typer.Option(help="Values to choose from by validation data: key=value,value, repeatable."),
     ] = None
     each: Annotated[
         list[str] | None,
@@ -145,7 +150,7 @@ def compare(
     target: Annotated[
         Path,
         typer.Option(
-            "--out", help="Folder; each run gets a folder in it. Run again, it goes on there."
+            "--out", help="Folder for the runs, each in its own. The same command continues there."
         ),
     ],
     *,
@@ -156,7 +161,7 @@ def compare(
 ) -> None:
     """Run several recipes and lay the results side by side.
 
-    Over seeds and grids of settings, too.
+    Also over seeds and grids of settings.
     """
     screen = telling.screen()
     file = None
@@ -192,9 +197,7 @@ def compare(
         say(f"Tables, page and picture: {target}/compare.txt, .md, .json, .html, .png", screen)
         failed = sum(len(line.failed) for line in lines)
         if failed:
-            raise FedseedError(
-                f"{plural(failed, 'run')} failed; the log.txt in a run's folder says why"
-            )
+            raise FedseedError(f"{plural(failed, 'run')} failed; see the log.txt in its folder")
     if telling.as_json:
         answer(json.loads((target / "compare.json").read_text(encoding="utf-8")))
     end_if_diverged(
@@ -209,7 +212,7 @@ def compare(
 
 
 def _check_no_sweep(recipe: str) -> None:
-    """Raise RecipeError for a sweep where one recipe is wanted."""
+    """Raise RecipeError if a sweep is given in place of one recipe."""
     if sweeps.find_sweep(recipe) is not None:
         raise RecipeError(
             f"{recipe} is a sweep of several runs: fedseed compare {recipe} --out FOLDER"

@@ -1,4 +1,4 @@
-"""Show on a terminal that something takes its time."""
+"""Show on a terminal that something takes a while."""
 
 import sys
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 def waiting(text: str) -> Iterator[None]:
     """Show a spinner with a text on standard error while the block runs, and wipe it out then.
 
-    Nothing is shown, nor imported for it, where standard error is no terminal. The block prints
-    nothing and shows no bar of its own.
+    If standard error is not a terminal, nothing is shown or imported. The block must not print, or
+    show a bar of its own.
 
     Args:
-        text: what is waited for, such as "loading torch".
+        text: the current work, such as "loading torch".
     """
     if not sys.stderr.isatty():
         yield

@@ -2,7 +2,7 @@
 
 FedKSeed, Appendix J.2, expects decentralised tuning from messages of seeds and scalars; SeedFlood
 (arXiv 2602.18181) floods them through a graph. Here each node appends its steps to its own log and
-passes on what it hears to its neighbours. Steps are ordered by (step number, node), and the weights
+passes new entries on to its neighbours. Steps are ordered by (step number, node), and the weights
 are a function of the set of steps alone: all nodes that have the same set have the same bits.
 
 Two designs were sketched.
@@ -12,29 +12,28 @@ Two designs were sketched.
    weights and a rounding for each node, m must be known, absent nodes make every step smaller, and
    a vote has no majority.
 2. All steps of one number are a round, and the round is combined by the method as a coordinator
-   combines answers: in the order of nodes, by the mean over those that are there, or by the
-   majority. Who comes late changes its round, which is undone and replayed.
+   combines answers: in the order of nodes, by the mean over the nodes that are present, or by the
+   majority. A late step changes its round, which is undone and replayed.
 
-The second one is built. It needs no arithmetic of its own: `federation.coordinator.Coordinator` is
-a function of a round's updates, which every node runs for itself. So a mesh that loses nothing ends
-with the digest of `fedseed run`, every method whose rounds are functions of their updates works,
-and the result is an ordinary orbit, which all commands for orbits read. What it costs is said
-plainly: a step that arrives late changes not only its place but the weights of its round, because a
-mean over more nodes divides by more.
+The second design is built. It needs no arithmetic of its own: `federation.coordinator.Coordinator`
+is a function of a round's updates, which every node runs for itself. So a mesh that loses nothing
+ends with the digest of `fedseed run`, every method whose rounds are functions of their updates
+works, and the result is an ordinary orbit, which all commands for orbits read. The cost: a step
+that arrives late changes the weights of its whole round, because a mean over more nodes divides by
+more.
 
-A step is made at the weights after all steps of lower numbers that its node had heard. If it turns
-out later that the other side of a partition had made further ones, the step is applied all the
-same, at its place in the order: the estimate is of other weights then, as in any method with
-delays.
+A step is made at the weights after all steps of lower numbers that its node knows. If the other
+side of a partition has made further ones, the step is still applied at its place in the order. Its
+estimate belongs to other weights then, as in any method with delays.
 
     entry         a step as it stands in a log: chained to the one before, checked or signed
-    logfile       a log on disk: a node's own is on disk before anybody hears of it
-    history       all logs as far as a node has heard them; who has written two different steps
-    messages      what neighbours send each other
+    logfile       a log on disk: a node's own entries are on disk before they are sent
+    history       all logs that a node knows, and proofs of two different steps with one number
+    messages      the messages between neighbours
     model         the weights: combines rounds, undoes and replays, keeps checkpoints
-    pace          when a node makes its next step, and whom it waits for
+    pace          when a node makes its next step, and which nodes it waits for
     node          one node without a network: bytes in, bytes out
     process       a node on a transport
     simulation    many nodes in one process, with delays, losses and partitions
-    fitting       what can't work, and why
+    fitting       settings that can't work, with the reasons
 """

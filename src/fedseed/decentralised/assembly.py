@@ -1,4 +1,4 @@
-"""Makes nodes of a model, a node's examples and what the run is."""
+"""Make nodes from a model, a node's examples and the run's settings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,21 +18,21 @@ from fedseed.federation.coordinator.coordinator import Coordinator
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import name_problem
 
-LOGS = "logs"  # in a node's folder
+LOGS = "logs"  # name of a file in a node's folder
 
 
 @dataclass(frozen=True)
 class MeshSpec:
-    """What all nodes of a run have in common besides the model, and how patient they are."""
+    """The common settings of a run's nodes besides the model, and their patience."""
 
     run: str  # the run's name
-    names: Sequence[str]  # of all nodes that may ever take part, in the order of their numbers
+    names: Sequence[str]  # the names of all possible nodes, in the order of their numbers
     rounds: int
     aggregation: AggregationRule = field(default_factory=Mean)
     bounds: Bounds = field(default_factory=Bounds)
     pace: PaceSettings = field(default_factory=PaceSettings)
     interval: int = INTERVAL  # rounds between checkpoints
-    kept: int = KEPT  # checkpoints that are kept, each a copy of what trains
+    kept: int = KEPT  # most checkpoints that are kept, each a copy of the trainable tensors
 
 
 def make_node(
@@ -47,12 +47,13 @@ def make_node(
     """Return a node at its base, with the logs that an earlier process has left in its folder.
 
     Args:
-        spec: what the run is.
+        spec: the run's settings.
         hosted: the model, not tuned yet, and the node's examples, under its name.
         name: the node's name.
         neighbours: the names of the nodes that it sends to and hears.
         current_time: seconds of the node's clock.
-        folder: keeps the logs; None: they are in memory alone, and lost with the process.
+        folder: keeps the logs; None: keep them only in memory, so that they are lost with the
+            process.
         signatures: its key, and the public keys of all nodes; None: nothing is signed.
 
     Raises:
@@ -75,7 +76,7 @@ def make_node(
         worker.method,
         header.layout,
         header.seed,
-        [1] * count,  # what a weight could depend on is the same for all
+        [1] * count,  # clear what the weights could depend on: all nodes must have the same
         count,
         spec.aggregation,
         spec.bounds,

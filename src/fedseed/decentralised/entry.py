@@ -6,10 +6,10 @@
     end        link of this entry, 16 bytes; or the node's signature, 64 bytes
 
 Little-endian. `number` counts the entries of one log from 1, `round` is the step's number; rounds
-ascend, and may leave gaps where a node was away. The kind's highest bit says that the entry is
-signed. A link is a BLAKE2b-128 hash of the link before it and of head and payload. The first entry
-follows the run's fingerprint, so that an entry of another recipe, base or list of nodes fits
-nowhere. An entry can be checked alone, whoever passes it on.
+ascend, and may leave gaps where a node was away. The kind's highest bit marks a signed entry. A
+link is a BLAKE2b-128 hash of the link before it and of head and payload. The first entry follows
+the run's fingerprint, so that an entry of another recipe, base or list of nodes is refused. An
+entry can be checked alone, whichever node passes it on.
 """
 
 import base64
@@ -34,12 +34,12 @@ MOST_PAYLOAD = 200_000  # bytes; an entry with its frame fits into a message of 
 def fingerprint_of(header: Header, run: str, names: Sequence[str], rounds: int) -> bytes:
     """Return the hash of all that the nodes of a run must have in common, 16 bytes.
 
-    What may differ between machines, such as the base's folder, is not in it.
+    Values that may differ between machines, such as the base's folder, are left out.
 
     Args:
         header: of the run's orbit.
         run: the run's name.
-        names: of all nodes, in the order of their numbers.
+        names: names of all nodes, in the order of their numbers.
         rounds: the number of rounds.
     """
     common = replace(header, base="", base_folder="", libraries="")
@@ -48,7 +48,7 @@ def fingerprint_of(header: Header, run: str, names: Sequence[str], rounds: int) 
 
 
 class EntryKind(IntEnum):
-    """What an entry says."""
+    """The kind of an entry."""
 
     STEP = 0
     ABSTENTION = 1  # the node has no update for this round: no loss was usable
@@ -60,7 +60,7 @@ class Identity:
     """The keys of a node: they sign its entries, and check those of others."""
 
     run: str
-    names: Sequence[str]  # of all nodes, in the order of their numbers
+    names: Sequence[str]  # names of all nodes, in the order of their numbers
     signatures: Signatures = field(default_factory=Signatures)
 
     @property
@@ -69,7 +69,7 @@ class Identity:
         return self.signatures.clients is not None
 
     def sign(self, entry: "Entry") -> "Entry":
-        """Return an entry of this node's own with its signature; as it is if there is no key."""
+        """Return an entry of this node with its signature; unchanged if there is no key."""
         headers = self.signatures.headers(self._subject(entry), entry.signed_bytes)
         signature = signature_in(headers)
         if signature is None:
@@ -77,7 +77,7 @@ class Identity:
         return replace(entry, signature=signature)
 
     def check(self, entry: "Entry") -> None:
-        """Raise MessageError if an entry is not proven to be its node's, where keys are known."""
+        """Raise MessageError if keys are known and an entry is not signed by its node."""
         if not self.checks:
             return
         headers = {HEADER: base64.b64encode(entry.signature).decode()}
@@ -94,7 +94,7 @@ class Identity:
 class Entry:
     """One entry of a log."""
 
-    node: int  # the author's number
+    node: int  # the number of the node that wrote it
     number: int  # of the entry in its log, from 1
     round: int  # the step's number, from 1
     payload: bytes  # the method's update
@@ -162,14 +162,16 @@ class Entry:
             end if flags & SIGNED else b"",
         )
         if entry.kind is not EntryKind.STEP and entry.payload:
-            raise MessageError(f"entry {number} of node {node} has an update and says it has none")
+            raise MessageError(
+                f"entry {number} of node {node} has an update, but is marked as having none"
+            )
         if not entry.signature and entry.link != end:
             raise MessageError(f"entry {number} of node {node} was damaged on the way")
         return entry
 
 
 def read_entries(data: bytes, start: int = 0) -> list[Entry]:
-    """Return the entries that stand one after the other up to the end of the data.
+    """Return the entries in the data, up to its end.
 
     Raises MessageError: one is not valid.
     """

@@ -1,7 +1,7 @@
-"""What can't work without a coordinator, and why.
+"""Find settings that can't work without a coordinator, and the reasons.
 
 A round is combined at every node, and again whenever one of its updates arrives late. So the round
-must be a function of its updates, whatever order they came in, and undoing it must bring back all
+must be a function of its updates, in any order of arrival, and undoing it must restore everything
 that it has changed.
 """
 
@@ -29,9 +29,9 @@ def find_obstacle(method: Method, rule: AggregationRule) -> str | None:
         has_epsilon = getattr(method, "epsilon", None) is not None
         setting = "method.epsilon" if has_epsilon else "[privacy]"
         return (
-            f"{setting}: a private run draws its noise or its votes once a round; here every "
-            "node combines a round, and again when a step arrives late: two nodes would draw two "
-            "things, and each draw would have to be accounted for; leave it out"
+            f"{setting}: a private run draws its noise or its votes once a round; here every node "
+            "combines a round, and again when a step arrives late: nodes would draw different "
+            "noise, and each draw would have to be accounted for; leave it out"
         )
     if method.remembers:
         return (

@@ -1,10 +1,9 @@
-"""All logs of a run as far as one node has heard them.
-
-A log is taken entry by entry, in its own order. Two different entries of one number are a proof
-that their author has made two different steps of one number: from there on its log counts no more,
-at every node that has the proof. Of several proofs the lowest number counts, so that all nodes with
-the same entries and proofs have the same set of steps. With keys nobody but the author can make
-such a proof. Without keys whoever reaches the network can, as it can write in anybody's name.
+"""All logs of a run, as far as one node knows them. Entries of a log are taken in its own order.
+Two different entries with one number prove that their author has made two different steps of that
+number. From this number on its log is ignored by every node that has the proof. If there are
+several proofs, the lowest number counts, so that all nodes with the same entries and proofs have
+the same set of steps. With keys only the author can make such a proof. Without keys everybody who
+reaches the network can, as they can write under any name.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from fedseed.durable import make_folder, write_whole
 from fedseed.errors import MessageError, StorageError
 from fedseed.transport.subjects import token
 
-NO_ROUND = 1 << 32  # above every round's number
+NO_ROUND = 1 << 32  # a number above that of every round
 Fork = tuple[Entry, Entry]  # two different entries of one log and number
 # raises MessageError if a round's update is not one that the method could have asked for
 CheckPayload = Callable[[int, bytes], None]
@@ -32,7 +31,7 @@ class Log:
     """One node's log, in memory."""
 
     entries: list[Entry] = field(default_factory=list)
-    links: list[bytes] = field(default_factory=list)  # of each entry
+    links: list[bytes] = field(default_factory=list)  # the link of each entry
     file: LogFile | None = None
 
     @property
@@ -47,14 +46,14 @@ class Log:
 
 
 class History:
-    """The logs of all nodes, as far as this one has heard them.
+    """The logs of all nodes, as far as this one knows them.
 
     Args:
-        fingerprint: the run's (`entry.fingerprint_of`).
+        fingerprint: the run's fingerprint (`entry.fingerprint_of`).
         identity: names and keys of the nodes.
         rounds: the number of rounds; no entry has a higher one.
         check_payload: checks an update before it is taken; the same at all nodes.
-        folder: where the logs are kept; None: in memory alone.
+        folder: where the logs are kept; None: only in memory.
 
     Raises:
         StorageError: a file can't be written, is damaged, or is of another run.
@@ -75,7 +74,7 @@ class History:
         self.names = list(identity.names)
         self.logs = [Log() for _ in self.names]
         self.forks: dict[int, Fork] = {}
-        self.notes: list[str] = []  # about what was found on disk, for a person
+        self.notes: list[str] = []  # notes about the files on disk, for people
         # the updates of each round, by node
         self._updates: dict[int, dict[int, bytes]] = {}
         # the first round whose updates have changed since `take_changes`
@@ -157,10 +156,10 @@ class History:
         """Return the next entry of a log, signed by this node's key; it is not taken yet.
 
         Args:
-            node: the log's, this node's own number.
+            node: the log's number, which is this node's own.
             round_number: the step's number.
             payload: the update; empty if there is none.
-            kind: what the entry says.
+            kind: the entry's kind.
         """
         count = len(self.logs[node].entries)
         previous = self.link_at(node, count)
@@ -179,7 +178,7 @@ class History:
 
         Raises:
             MissingEntries: earlier entries of the log have to come first.
-            MessageError: it is refused. If its author is proven to have forked, that is known now
+            MessageError: it is refused. If it proves a fork of its author, the fork is recorded
                 (`forks`).
             StorageError: it can't be written; nothing has changed.
         """
@@ -193,7 +192,7 @@ class History:
                 return False
             self.take_fork(known_entry, entry)
             raise MessageError(self.describe_fork(entry.node))
-        # entries before the two that differ still count
+        # entries before the two different ones still count
         if entry.node in self.forks and entry.number >= self.forks[entry.node][0].number:
             raise MessageError(self.describe_fork(entry.node))
         self._check_place(entry, entry.node)
@@ -208,13 +207,13 @@ class History:
         if entry.node != node:
             raise MessageError(f"an entry of node {entry.node} in the log of {name}")
         if log.has_left:
-            raise MessageError(f"{name} has left, and goes on with entry {entry.number}")
+            raise MessageError(f"{name} had ended its log, and continues with entry {entry.number}")
         count = len(log.entries)
         if entry.number > count + 1:
             raise MissingEntries
         if entry.previous != self.link_at(node, count):
             if count:
-                problem = "follows another entry than the one that is known here"
+                problem = "follows an entry that differs from the one known here"
             else:
                 problem = "is of another run: recipe, base, rounds or list of nodes differ"
             raise MessageError(f"entry {entry.number} of {name} {problem}")
@@ -243,10 +242,10 @@ class History:
         """Take a proof that a node has made two different entries of one number.
 
         Returns:
-            Whether it changes anything: it is the first one, or of a lower number.
+            Whether it changes anything, as the first proof or one with a lower number.
 
         Raises:
-            MessageError: it is no proof.
+            MessageError: it is not a proof.
         """
         if first.node != second.node or first.number != second.number or first == second:
             raise MessageError("two entries that prove nothing")
@@ -279,8 +278,8 @@ class History:
         """Return a line about a node that has made two different steps of one number."""
         number = self.forks[node][0].number
         return (
-            f"{self.names[node]} has made two different entries of number {number}: its steps "
-            "from there on do not count"
+            f"{self.names[node]} has made two different entries of number {number}: its steps from "
+            "this number on do not count"
         )
 
     def entries_after(self, node: int, count: int) -> Sequence[Entry]:

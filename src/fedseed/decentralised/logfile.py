@@ -18,8 +18,8 @@ START_BYTES = len(MAGIC) + LINK_BYTES
 class LogFile:
     """The file of one node's log.
 
-    An entry that an interrupted write has left unfinished at the end is cut off: nobody has heard
-    of it, since a node's own entries are on disk before they are sent.
+    An entry that an interrupted write has left unfinished at the end is cut off: no other node
+    knows it, since a node's own entries are on disk before they are sent.
 
     Args:
         path: the file; made if it is missing.
@@ -34,7 +34,7 @@ class LogFile:
         self._file = Appender(path)
         start = MAGIC + fingerprint
         data = path.read_bytes()
-        # no more than a part of the start was written, by a process that was killed
+        # the process was killed while it wrote the start of the file
         if len(data) < len(start) and start.startswith(data):
             self._file.cut(0)
             self._file.append(start)
@@ -46,7 +46,7 @@ class LogFile:
                 f"{path}: the log of another run (recipe, base, rounds or list of nodes differ): "
                 "choose another folder with --out"
             )
-        # of an unfinished entry, which was cut off
+        # bytes of an unfinished entry that was cut off
         self.lost_bytes = 0
         self.entries = self._read(data, len(start))
 
@@ -74,12 +74,12 @@ class LogFile:
 
         Args:
             entry: the entry.
-            sync: it is on disk before this returns, as a node's own have to be.
+            sync: whether it is on disk before this returns, as is needed for a node's own entries.
 
         Raises:
-            StorageError: it can't be written; the file is as before.
+            StorageError: it can't be written; the file is unchanged.
         """
-        self._file.append(entry.encode(), sync)
+        self._file.append(entry.encode(), sync=sync)
 
     def cut(self, entries: list[Entry]) -> None:
         """Keep only these entries, which the file begins with."""
@@ -91,10 +91,8 @@ class LogFile:
 
 
 def is_unfinished(data: bytes, position: int) -> bool:
-    """Return whether what stands at a position may be the rest of a write that was interrupted.
-
-    Such a write leaves the beginning of one entry, and perhaps zeros where its content had not
-    arrived.
+    """Return whether the bytes from a position on may come from an interrupted write. Such a write
+    leaves the beginning of one entry, and perhaps zeros in place of its content.
     """
     rest = data[position:]
     if not any(rest) or len(rest) < HEAD.size:

@@ -1,13 +1,13 @@
-"""What neighbours send each other.
+"""The messages between neighbours.
 
     summary    what the sender has: for each node's log the number of entries, four bytes of the
                last one's link, and the highest beat that the sender knows of that node
-    entries    steps, the sender's own or others'
+    entries    steps, of the sender or other nodes
     forks      pairs of entries, each a proof that a node has made two different ones of one number
 
 Each begins with magic "FN", the format and the kind. A summary also has the run's fingerprint and
-the base's digest, so that nodes of other runs are told apart from damage. Nothing in a message is
-trusted before it was checked, and no message makes a node keep more than the entries in it.
+the base's digest, so that messages of other runs can be distinguished from damaged ones. Every part
+of a message is checked before use, and no message makes a node keep more than the entries in it.
 """
 
 import struct
@@ -25,10 +25,10 @@ HEAD = struct.Struct("<2sBB")
 SUMMARY = struct.Struct(f"<{LINK_BYTES}s{DIGEST_BYTES}sBH")
 LINE = struct.Struct("<I4sI")
 TAG_BYTES = 4
-ENDS = 1  # a summary's flag: the sender goes, and needs nothing more
+ENDS = 1  # a summary's flag: the sender ends, and needs no further entries
 MOST_BEATS = (1 << 32) - 1
-LARGEST = 256 * 1024  # bytes of a message
-# bytes of entries in one message that brings a neighbour up to date
+LARGEST = 256 * 1024  # most bytes of a message
+# most bytes of entries in one message to a neighbour that lacks them
 BATCH = 128 * 1024
 
 
@@ -42,21 +42,21 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Line:
-    """What a summary says about one node's log."""
+    """The line of a summary about one node's log."""
 
-    count: int  # the entries that the sender has
+    count: int  # number of entries that the sender has
     tag: bytes  # the first bytes of the last one's link
-    beat: int  # the highest number that the node itself is known to have counted to
+    beat: int  # the highest beat of that node that the sender knows
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a node has."""
+    """A summary of the logs that a node has."""
 
     fingerprint: bytes
     base_digest: bytes
     lines: Sequence[Line]
-    ends: bool = False  # the sender goes, and needs nothing more
+    ends: bool = False  # the sender ends, and needs no further entries
 
     def encode(self) -> bytes:
         """Return the message."""
@@ -90,7 +90,7 @@ def encode_forks(forks: Sequence[tuple[Entry, Entry]]) -> bytes:
 
 
 def kind_of(data: bytes) -> Kind:
-    """Return the kind of a message. Raises MessageError: it is none, or too large."""
+    """Return the kind of a message. Raises MessageError: it is not valid, or too large."""
     if len(data) > LARGEST:
         raise MessageError(f"a message of {len(data):,} bytes: at most {LARGEST:,}")
     if len(data) < HEAD.size:
@@ -117,7 +117,7 @@ def decode_forks(data: bytes) -> list[tuple[Entry, Entry]]:
 
 
 def take_batch(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the first entries, as many as fit into one message; at least one."""
+    """Return the first entries that fit into one message; at least one."""
     size = 0
     batch: list[Entry] = []
     for entry in entries:

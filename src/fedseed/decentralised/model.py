@@ -1,11 +1,12 @@
-"""A node's weights: a function of the updates that it has heard, by rounds.
+"""A node's weights: a function of the updates that it knows, by rounds.
 
-Each round's updates are combined by a coordinator's own code, which every node runs for itself. An
-update that arrives for a round that is applied already changes the weights from there on: they go
-back to the last checkpoint before that round, and the rounds after it are replayed.
+Each round's updates are combined by a coordinator's own code, which every node runs for itself. If
+an update arrives for a round that is already applied, the weights are set back to the last
+checkpoint before that round, and the later rounds are replayed.
 
 Checkpoints are copies of the trainable tensors in memory, at intervals that grow with their age, so
-that a short way back is cheap and a long one possible. The base is always one of them.
+that going back a few rounds is cheap, and going back many is possible. The base is always one of
+them.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ INTERVAL, KEPT = 16, 6
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The weights and all memory after a round."""
+    """The weights after a round, and all that the method remembers."""
 
     round: int
     weights: SavedWeights
@@ -40,10 +41,10 @@ class MeshModel:
 
     Args:
         hosted: the model at its base, with the node's examples.
-        coordinator: combines the updates of a round; at its beginning.
+        coordinator: combines the updates of a round; before the first round.
         node: this node's number.
         interval: rounds between checkpoints.
-        kept: how many checkpoints are kept besides that of the base; each is a copy of the
+        kept: the most checkpoints that are kept besides that of the base; each is a copy of the
             trainable tensors.
     """
 
@@ -58,9 +59,9 @@ class MeshModel:
         self.hosted = hosted
         self.worker = hosted.worker
         self.node = node
-        self.round = 0  # the last one that is applied
-        self.undone = 0  # rounds that were applied and taken back, all together
-        self.replayed = 0  # rounds that were applied again
+        self.round = 0  # the last applied round
+        self.undone = 0  # number of rounds that were undone
+        self.replayed = 0  # number of rounds that were replayed
         self._furthest = 0
         self._coordinator = coordinator
         self._interval, self._kept = interval, kept
@@ -73,9 +74,8 @@ class MeshModel:
         return self.hosted.header
 
     def check_update(self, number: int, payload: bytes) -> None:
-        """Raise MessageError if an update is none that the method could have asked for.
-
-        It is judged by the method and the base alone, so that all nodes judge alike.
+        """Raise MessageError if the method could not have asked for an update. Only the method and
+        the base decide, so that all nodes decide alike.
         """
         self.worker.method.decode_update(self._checkpoints[0].state, number, payload)
 
@@ -84,7 +84,7 @@ class MeshModel:
 
         Args:
             last: the round.
-            changed: the first round whose updates are others than when they were last given.
+            changed: the first round whose updates differ from those of the last call.
             updates: those of all rounds from the last checkpoint before `changed`, or from the
                 current round, to `last`; a round without updates changes nothing.
         """
@@ -117,7 +117,7 @@ class MeshModel:
             number: the round; the weights are those after the round before it.
 
         Raises:
-            NonFiniteError: it has nothing to send.
+            NonFiniteError: no loss was finite, so there is nothing to send.
         """
         names = list(self.hosted.names)
         self._coordinator.open(number)
@@ -132,7 +132,7 @@ class MeshModel:
         return self.worker.space.digest()
 
     def evaluate(self) -> dict[str, Any]:
-        """Return what the recipe's evaluation measures at the current weights."""
+        """Return the metrics of the recipe's evaluation at the current weights."""
         model = self.worker.space.model
         model.eval()
         return self.hosted.evaluate(model)
@@ -145,7 +145,7 @@ class MeshModel:
         return records
 
     def _combine(self, number: int, updates: Mapping[int, bytes]) -> bytes:
-        """Return the step of a round, as a coordinator makes it of the updates."""
+        """Return the step that a coordinator makes from a round's updates."""
         coordinator, code = self._coordinator, self.worker.method.code
         coordinator.open(number)
         for node, payload in sorted(updates.items()):
@@ -153,7 +153,7 @@ class MeshModel:
             try:
                 coordinator.receive(message.encode(), node)
             except MessageError:
-                # as of a client whose answer is refused; the same at all nodes
+                # treated like a client whose answer is refused; the same at all nodes
                 continue
         coordinator.close()
         return coordinator.closed_payload
@@ -164,12 +164,12 @@ class MeshModel:
         return Checkpoint(self.round, weights, state, self._coordinator.snapshot())
 
     def _keep(self, checkpoint: Checkpoint) -> None:
-        """Keep a checkpoint; of too many the one goes that is missed least."""
+        """Keep a checkpoint; if there are too many, drop the one whose loss costs least."""
         self._checkpoints.append(checkpoint)
         if len(self._checkpoints) <= self._kept + 1:
             return
         rounds = [kept.round for kept in self._checkpoints]
-        # a gap may be as long as it is old; neither the base nor the newest one goes
+        # a gap may be as long as its age; the base and the newest checkpoint always stay
         gaps = [
             ((rounds[i + 1] - rounds[i - 1]) / (self.round - rounds[i] + self._interval), i)
             for i in range(1, len(rounds) - 1)

@@ -1,13 +1,13 @@
 """One node of a mesh, without a network or a clock of its own: bytes come in and go out.
 
-Whoever runs it, a process on a transport or a simulation, hands it what neighbours have sent
-(`receive`), calls `tick` every beat, sends what is in `outbox`, and computes steps:
+A process on a transport, or a simulation, runs it: passes on neighbours' messages (`receive`),
+calls `tick` every beat, sends the messages in `outbox`, and computes steps:
 
     work = node.plan_work(seconds)         # None: wait
     payload = work.compute(model)      # may take long, in a thread
     node.finish_work(work, payload, seconds)
 
-An entry of its own is on disk before it is in the outbox.
+The node's own entries are on disk before they are in the outbox.
 """
 
 from collections import Counter
@@ -34,11 +34,12 @@ from fedseed.decentralised.pace import Pace, PaceSettings
 from fedseed.errors import FedseedError, MessageError, NonFiniteError
 from fedseed.text import show_text
 
-# entries before the end of two logs that differ, which are sent so that the fork is found
+# number of entries before the end that are sent when two logs differ, so that the fork is found
 LOOK_BACK = 64
-# messages of reasons for refusals that are remembered, for each neighbour
+# most reasons for refusals that are remembered for each neighbour
 MOST_REASONS = 32
-STEPS, REPAIRS, UPKEEP = "steps", "repairs", "upkeep"  # what bytes were sent for
+# the purposes by which sent bytes are counted
+STEPS, REPAIRS, UPKEEP = "steps", "repairs", "upkeep"
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,14 @@ class Outgoing:
 
     data: bytes
     receivers: Sequence[str]
-    purpose: str  # what its bytes are counted as
+    purpose: str  # the purpose by which its bytes are counted
 
 
 @dataclass(frozen=True)
 class Work:
-    """A step to be made: what it needs of the logs, copied, so that these may go on."""
+    """A step to make, with copies of the logs' entries that it needs, so that the logs may grow
+    meanwhile.
+    """
 
     round: int
     changed: int  # the first round whose updates have changed
@@ -75,10 +78,10 @@ class Node:
 
     Args:
         name: its name.
-        neighbours: whom it sends to and hears; names.
+        neighbours: the names of the nodes that it sends to and hears.
         history: the logs, with what an earlier process has kept.
         model: the weights, at the base.
-        settings: how long others are waited for.
+        settings: how long it waits for others.
         current_time: seconds of its clock.
 
     Raises:
@@ -108,11 +111,11 @@ class Node:
         self.heard_bytes = 0
         # reasons why messages were refused, by neighbour, and how often
         self.refusals: dict[str, Counter[str]] = {}
-        self.fork_notes: list[str] = []  # about nodes that were found to have forked
-        # what each neighbour has said last that it has, and whether it has gone
+        self.fork_notes: list[str] = []  # lines about nodes with a proven fork
+        # each neighbour's last summary, and whether it has ended
         self._lines: dict[str, Sequence[Line]] = {}
         self._gone: set[str] = set()
-        # when each neighbour was last heard
+        # the time of each neighbour's last message
         self._heard: dict[str, float] = {}
         self._began = current_time
 
@@ -121,8 +124,8 @@ class Node:
     def receive(self, sender: str, data: bytes, current_time: float) -> None:
         """Take a neighbour's message; one that is not valid is refused and counted.
 
-        Raises FedseedError: this node itself has made two different steps of one number, which
-        another process under its name, or an old copy of its log, explains.
+        Raises FedseedError: this node itself has made two different steps of one number. Another
+        process under its name, or an old copy of its log, is the cause.
         """
         self.heard_bytes += len(data)
         if sender not in self.neighbours:
@@ -142,7 +145,7 @@ class Node:
         if self.number in self.history.forks:
             raise FedseedError(
                 f"{self.history.describe_fork(self.number)}. Another process runs as {self.name}, "
-                "or its log was put back to an older state: the node can't go on under this name"
+                "or its log was replaced by an older copy: the node can't continue under this name"
             )
 
     def _refuse(self, sender: str, reason: str) -> None:
@@ -181,7 +184,7 @@ class Node:
                 self._tell_fork(first.node, sender)
 
     def _answer_fork(self, sender: str, node: int, is_new: bool) -> None:
-        """Tell everybody of a fork that was found; who already could know it is told again."""
+        """Send a proven fork to all neighbours, also to those that may know it."""
         if is_new:
             self._tell_fork(node, "")
         else:
@@ -217,7 +220,9 @@ class Node:
             )
 
     def _bring_up_to_date(self, sender: str, node: int, line: Line) -> None:
-        """Send a neighbour what it lacks of a log, or what shows that two logs differ."""
+        """Send a neighbour the entries of a log that it lacks, or those that prove that two logs
+        differ.
+        """
         history = self.history
         count = history.counts[node]
         fork = history.forks.get(node)
@@ -234,7 +239,7 @@ class Node:
             self._send(encode_entries(take_batch(missing)), [sender], REPAIRS)
 
     def _lacks_something_of(self, neighbour: str) -> bool:
-        """Return whether a neighbour has said that it has entries that are missing here."""
+        """Return whether a neighbour's summary has entries that are missing here."""
         lines = self._lines.get(neighbour, ())
         counts = self.history.counts
         return any(line.count > count for line, count in zip(lines, counts, strict=False))
@@ -242,12 +247,12 @@ class Node:
     # -- what goes out ---------------------------------------------------------------------------
 
     def tick(self, current_time: float) -> None:
-        """Tell the neighbours what there is here; called every beat."""
+        """Send a summary to the neighbours; called every beat."""
         self.pace.beat(current_time)
         self._send(self._summary(), self.neighbours, UPKEEP)
 
     def say_farewell(self) -> None:
-        """Tell the neighbours that this node goes, and needs nothing more."""
+        """Tell the neighbours that this node ends, and needs no further entries."""
         self._send(self._summary(ends=True), self.neighbours, UPKEEP)
 
     def _summary(self, ends: bool = False) -> bytes:
@@ -276,7 +281,7 @@ class Node:
     # -- steps -----------------------------------------------------------------------------------
 
     def plan_work(self, current_time: float) -> Work | None:
-        """Return the step to make now; None: there is somebody to wait for, or none is left."""
+        """Return the step to make now; None: the node waits for others, or no step is left."""
         if not self._knows_own_log(current_time):
             return None
         number = self.pace.next_round(current_time)
@@ -285,7 +290,7 @@ class Node:
         return self._work(number)
 
     def plan_last_move(self) -> Work:
-        """Return what brings the weights to the last round of which a step is known."""
+        """Return the work that brings the weights to the last round with a known step."""
         return self._work(self.history.last_round + 1)
 
     def _work(self, number: int) -> Work:
@@ -306,13 +311,13 @@ class Node:
         """
         is_outdated = work.round <= self.history.logs[self.number].last_round
         if is_outdated or self.history.is_closed(self.number):
-            # meanwhile it has left, or neighbours have sent steps that it had made and lost
+            # meanwhile its log has ended, or neighbours have sent steps of its own that it had lost
             return
         kind = EntryKind.STEP if payload is not None else EntryKind.ABSTENTION
         self._append(work.round, payload or b"", kind, current_time)
 
     def leave(self, current_time: float) -> None:
-        """Write the end of this node's log: the others do not wait for it any more."""
+        """Write the end of this node's log: the others no longer wait for it."""
         log = self.history.logs[self.number]
         if not log.has_left:
             self._append(max(1, log.last_round), b"", EntryKind.END, current_time)
@@ -329,26 +334,25 @@ class Node:
         self._pass_on([entry])
 
     def _knows_own_log(self, current_time: float) -> bool:
-        """Return whether it is known how far this node's own log has come.
-
-        A node that has lost its files has made steps that its neighbours know. So the neighbours
-        are asked before the first step, as far as they are there.
+        """Return whether the length of this node's own log is known. If a node has lost its files,
+        its neighbours may know steps that it has made. So the present neighbours are asked before
+        the first step.
         """
         own_count, age = self.history.counts[self.number], current_time - self._began
         settings = self.pace.settings
         others_know_more = any(line[self.number].count > own_count for line in self._lines.values())
-        # what a liar says of it holds nobody up for longer
+        # a false summary can't delay the node for longer
         if others_know_more and age < settings.deadline_seconds:
             return False
         has_heard_all = all(one in self._lines for one in self.neighbours)
         return has_heard_all or age >= settings.silence_seconds
 
     def is_over(self, current_time: float) -> bool:
-        """Return whether nothing is left to do: no step, and nobody here to give or take one."""
+        """Return whether nothing is left to do: there is no step to make, send or receive."""
         return self.pace.is_over(current_time) and self.is_settled(current_time)
 
     def is_settled(self, current_time: float) -> bool:
-        """Return whether all neighbours that are there have what this node has."""
+        """Return whether all present neighbours have all entries of this node."""
         return all(
             one in self._gone or self._is_silent(one, current_time) or self._is_equal(one)
             for one in self.neighbours
@@ -359,6 +363,6 @@ class Node:
         return current_time - heard_at >= self.pace.settings.silence_seconds
 
     def _is_equal(self, neighbour: str) -> bool:
-        """Return whether a neighbour has said that it has what this node has."""
+        """Return whether a neighbour's summary has all entries of this node."""
         counts = [line.count for line in self._lines.get(neighbour, ())]
         return counts == self.history.counts

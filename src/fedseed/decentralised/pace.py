@@ -1,14 +1,13 @@
-"""When a node makes its next step, and whom it waits for.
+"""Decide when a node makes its next step, and which nodes it waits for. A node that has made step t
+waits for step t of all present nodes. A node is present if its beat has risen, or its entry has
+come, within `silence_seconds`. A beat is a number that each node counts up, and that summaries pass
+on. A node waits for at most `deadline_seconds`.
 
-A node that has made step t waits for the others' step t, from everybody who is present. Present is
-whose beat has risen, or whose entry has come, within `silence_seconds`: beats are numbers that each
-node counts up, and that summaries pass on. Nobody is waited for longer than `deadline_seconds`.
+A node that is behind more than half of the present ones continues at their step: it was away, and
+they have not waited. A node that is ahead waits. So a node that was alone and ran to the end does
+not make others skip steps, and the steps of a majority are not repeated.
 
-A node that is behind more than half of the present ones goes on at their step: it was away, and
-they have not waited. One that is ahead waits. So a node that was alone and ran to the end takes
-nobody with it, and the steps of a majority are not made again.
-
-None of this decides what the weights are. A wrong guess costs time, or a round that is replayed.
+None of this changes the final weights. A wrong guess costs time, or a replayed round.
 """
 
 from collections.abc import Sequence
@@ -19,12 +18,12 @@ from fedseed.decentralised.history import History
 
 @dataclass(frozen=True)
 class PaceSettings:
-    """How long others are waited for."""
+    """How long a node waits for others."""
 
-    deadline_seconds: float = 600.0  # for a node that is present
-    silence_seconds: float = 6.0  # after which a node counts as away
-    beat_seconds: float = 1.0  # between summaries
-    farewell_seconds: float = 60.0  # at the end, for nodes that are away
+    deadline_seconds: float = 600.0  # seconds to wait for a present node
+    silence_seconds: float = 6.0  # seconds of silence after which a node counts as absent
+    beat_seconds: float = 1.0  # seconds between summaries
+    farewell_seconds: float = 60.0  # seconds to wait at the end for absent nodes
 
 
 class Pace:
@@ -33,7 +32,7 @@ class Pace:
     Args:
         node: this node's number.
         history: the logs.
-        settings: how long others are waited for.
+        settings: how long a node waits for others.
         current_time: seconds of the node's clock.
     """
 
@@ -44,20 +43,20 @@ class Pace:
         self.history = history
         self.settings = settings
         self.beats = [0] * len(history.names)
-        # when there was news of each node; everybody is given the time to come
+        # time of the last news of each node; at first all get time to appear
         self._news = [current_time] * len(history.names)
         self._waits_since = current_time
 
     def beat(self, current_time: float) -> None:
-        """Count this node's beat up."""
+        """Increase this node's beat by one."""
         self.beats[self.node] += 1
         self._news[self.node] = current_time
 
     def hear_beats(self, beats: Sequence[int], current_time: float) -> None:
         """Take the beats of a summary.
 
-        The highest beat of this node itself that others know is counted on from: it may have been
-        started again.
+        This node continues from the highest beat of its own that others know, as it may have been
+        restarted.
         """
         for node, beat in enumerate(beats):
             if beat > self.beats[node]:
@@ -65,15 +64,15 @@ class Pace:
                 self._news[node] = current_time
 
     def hear_entry(self, node: int, current_time: float) -> None:
-        """Take note of a new entry of a node."""
+        """Record a new entry of a node."""
         self._news[node] = current_time
 
     def step_made(self, current_time: float) -> None:
-        """Take note that this node has made a step."""
+        """Record that this node has made a step."""
         self._waits_since = current_time
 
     def is_present(self, node: int, current_time: float) -> bool:
-        """Return whether there was news of a node lately, and more may come."""
+        """Return whether a node has sent news recently, and may send more."""
         if self.history.is_closed(node):
             return False
         return node == self.node or current_time - self._news[node] < self.settings.silence_seconds
@@ -91,8 +90,8 @@ class Pace:
         ]
 
     def next_round(self, current_time: float) -> int | None:
-        """Return the number of the step to make now; None: there is somebody to wait for, or no
-        step is left.
+        """Return the number of the step to make now; None: the node waits for others, or no step is
+        left.
         """
         history = self.history
         own_round = history.logs[self.node].last_round
@@ -116,10 +115,8 @@ class Pace:
         return reached if reached > logs[self.node].last_round + 1 else 0
 
     def is_over(self, current_time: float) -> bool:
-        """Return whether this node has nothing to wait for any more.
-
-        Its log is at the last round or closed, and so are those of all nodes; nodes that are away
-        are given `farewell_seconds` of silence.
+        """Return whether this node need not wait any longer. Its log, and those of all nodes, are
+        at the last round or closed. For absent nodes it waits `farewell_seconds`.
         """
         for node, log in enumerate(self.history.logs):
             is_done = log.last_round >= self.history.rounds or self.history.is_closed(node)

@@ -16,19 +16,19 @@ from fedseed.text import listed
 from fedseed.transport.base import Events
 from fedseed.transport.mesh import MeshTransport
 
-# seconds without a step after which it is said whom the node waits for
+# seconds without a step after which a line names the nodes that it waits for
 QUIET_SECONDS = 10.0
-SHOWN = 6  # names in a line
+SHOWN = 6  # most names in a line
 
 
 @dataclass(frozen=True)
 class MeshResult:
-    """What a node has when it ends."""
+    """The result of a node."""
 
-    digest: str  # of its weights
-    round: int  # the last round of which it knows a step
+    digest: str  # digest of its weights
+    round: int  # the last round with a known step
     figures: dict[str, Any]  # the recipe's metrics at these weights
-    by_node: list[dict[str, Any]]  # what is known of each node's log
+    by_node: list[dict[str, Any]]  # a description of each node's log
 
 
 class MeshProcess:
@@ -37,9 +37,9 @@ class MeshProcess:
     Args:
         node: the node.
         transport: reaches its neighbours.
-        progress: shows the run going on.
+        progress: shows the run's progress.
         evaluate_every: steps of this node between evaluations; there is one at the end, too.
-        leave: write the end of this node's log and go, in place of making steps.
+        leave: whether to end this node's log in place of making steps.
     """
 
     def __init__(
@@ -77,7 +77,9 @@ class MeshProcess:
         node = self.node
         events = Events(
             refused=lambda text: self._fail(
-                NetworkError(f"the server refuses {node.name}: {text}: its key is not allowed to")
+                NetworkError(
+                    f"the server refuses {node.name}: {text}: its key has no right to do this"
+                )
             ),
             noted=self.progress.warn,
             failed=self._fail,
@@ -157,7 +159,7 @@ class MeshProcess:
                 await asyncio.wait_for(self._wake.wait(), node.pace.settings.beat_seconds)
 
     def _all_know_the_end(self) -> bool:
-        """Return whether no neighbour that is there lacks anything, so that a node may leave."""
+        """Return whether all present neighbours have all entries, so that a node may end."""
         return self.node.is_settled(time.monotonic())
 
     async def _show_step(self, number: int) -> None:
@@ -166,7 +168,7 @@ class MeshProcess:
         if every is not None and number % every == 0 and number < self.node.history.rounds:
             model = self.node.model
             figures = await self._thread.run(model.evaluate)
-            # of the weights that the step was made at
+            # digest of the weights at which the step was made
             self.progress.round(self._line(model.round, figures))
         else:
             self.progress.advance(number)
@@ -177,7 +179,7 @@ class MeshProcess:
         return RoundLine(number, metrics=plain)
 
     def _tell_news(self, current_time: float) -> None:
-        """Show refusals, forks and whom the node waits for, each once."""
+        """Show refusals, forks and the nodes that this one waits for, each once."""
         node = self.node
         for text in node.fork_notes:
             self._warn_once(text)
@@ -212,7 +214,7 @@ class MeshProcess:
 
 
 def describe_nodes(node: Node) -> list[dict[str, Any]]:
-    """Return what a node knows of each node's log: its steps, its last one, and what is wrong."""
+    """Return a description of each node's log: number of steps, last step, and faults."""
     history = node.history
     lines = []
     for number, (name, log) in enumerate(zip(history.names, history.logs, strict=True)):

@@ -1,7 +1,6 @@
-"""Many nodes in one process, on a clock that is only a number: delays, losses, partitions, kills.
-
-The nodes are those of a real mesh, byte for byte; the network and the time are made up. Everything
-follows from the seed.
+"""Simulate many nodes in one process with a simulated clock: delays, losses, partitions, kills. The
+nodes are those of a real mesh, byte for byte; only network and time are simulated. The seed
+determines everything.
 """
 
 import heapq
@@ -22,7 +21,7 @@ class Partition:
 
     begin: float  # seconds
     end: float
-    side: frozenset[str]  # the names of one side; all others are the other
+    side: frozenset[str]  # the names of one side; all other nodes are on the other
 
     def cuts(self, sender: str, receiver: str, current_time: float) -> bool:
         """Return whether a message between two nodes is lost at a time."""
@@ -32,14 +31,15 @@ class Partition:
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """What happens to messages, and how long a step takes."""
+    """Delays and losses of messages, and durations of steps."""
 
-    delay_seconds: tuple[float, float] = (0.001, 0.05)  # least and most, drawn for each message
+    # least and most seconds, drawn for each message
+    delay_seconds: tuple[float, float] = (0.001, 0.05)
     loss: float = 0.0  # the share of messages that are lost
     # links of the graph that are down at any time, drawn anew every `change_seconds`
     down: float = 0.0
     change_seconds: float = 5.0
-    step_seconds: tuple[float, float] = (0.05, 0.1)  # least and most, drawn for each step
+    step_seconds: tuple[float, float] = (0.05, 0.1)  # least and most seconds, drawn for each step
     partitions: Sequence[Partition] = ()
 
 
@@ -88,13 +88,13 @@ class Event:
 
 
 class MeshSimulation:
-    """Runs nodes on made-up time.
+    """Runs nodes with simulated time.
 
     Args:
         make_node: makes a node at a time; called again when a node that was stopped comes back, by
             name and time.
         links: the graph.
-        settings: what happens to messages.
+        settings: delays and losses of messages.
         seed: draws delays, losses and links.
     """
 
@@ -108,15 +108,15 @@ class MeshSimulation:
         self.links = list(links)
         self.settings = settings
         self.now = 0.0
-        self.nodes: dict[str, Node] = {}  # those that run
-        self.over: dict[str, float] = {}  # when each one had nothing left to do
+        self.nodes: dict[str, Node] = {}  # the running nodes
+        self.over: dict[str, float] = {}  # the time at which each node had nothing left to do
         self.lost_messages = 0
         self._make_node = make_node
         self._random = random.Random(seed)
         self._events: list[Event] = []
         self._order = itertools.count()
         self._busy: set[str] = set()
-        self._lives: dict[str, int] = {}  # how often each node was started
+        self._lives: dict[str, int] = {}  # number of starts of each node
         self._down: set[Link] = set()
         self._links_drawn_for = -1
 
@@ -141,7 +141,7 @@ class MeshSimulation:
         self.schedule(time, act)
 
     def stop(self, name: str, time: float) -> None:
-        """Stop a node at a time, in the middle of whatever it does, as kill -9 does."""
+        """Stop a node at a time without warning, like kill -9."""
 
         def act() -> None:
             node = self.nodes.pop(name, None)
@@ -192,7 +192,7 @@ class MeshSimulation:
         self.schedule(self.now + beat, lambda: self._tick(name, life))
 
     def _go_on(self, name: str) -> None:
-        """Send what a node has to say, and let it begin its next step."""
+        """Send a node's messages, and let it begin its next step."""
         node = self.nodes[name]
         outgoing, node.outbox = node.outbox, []
         for message in outgoing:

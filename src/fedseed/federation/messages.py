@@ -8,7 +8,7 @@ a message is checked before it is used.
 
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from fedseed.errors import MessageError
@@ -58,6 +58,17 @@ class Message:
 
         Raises MessageError if the message has another version, is cut off, too long or damaged.
         """
+        message, payload = cls.decode_view(data)
+        return replace(message, payload=bytes(payload))
+
+    @classmethod
+    def decode_view(cls, data: bytes) -> tuple["Message", memoryview]:
+        """Return a message without its payload, and the payload as a view of `data`.
+
+        A copy of whole weights would take more time than all checks.
+
+        Raises MessageError if the message has another version, is cut off, too long or damaged.
+        """
         if len(data) < FRAME_BYTES:
             raise MessageError(
                 f"a message has at least {FRAME_BYTES} bytes, but this one has {len(data)}"
@@ -82,11 +93,11 @@ class Message:
             raise MessageError(
                 f"the frame announces {length} payload bytes, but {len(data) - FRAME_BYTES} came"
             )
-        payload = data[FRAME_BYTES:]
+        payload = memoryview(data)[FRAME_BYTES:]
         # the checksum was computed with zeros in its own field
         if zlib.crc32(payload, zlib.crc32(data[: FRAME_BYTES - 4] + bytes(4))) != check:
             raise MessageError("the checksum differs: the message was damaged on the way")
-        return cls(MessageKind(kind), method, number, client, payload, attempt)
+        return cls(MessageKind(kind), method, number, client, b"", attempt), payload
 
     def expect(self, kind: MessageKind, method: int, number: int) -> "Message":
         """Check the message's kind, method and round, and return it.

@@ -11,7 +11,7 @@
     app = client_app(Path(__file__).parent / "recipe.toml")
 
 Plans, updates and steps travel as bytes in Flower's `ConfigRecord`s; the ServerApp has neither
-model nor data. Needs the extra `flower`. docs/flower.md explains how to go on.
+model nor data. Needs the extra `flower`. docs/flower.md has the next steps.
 """
 
 from importlib import import_module

@@ -1,5 +1,5 @@
-"""The ClientApp's side: a client of the run (`fedseed.federation`) that works while a message of
-Flower is answered.
+"""The ClientApp's side: a client of the run (`fedseed.federation`) that works while it answers a
+message of Flower.
 
 Flower may end the process after each message, or keep it and let it work for many nodes in turn (a
 simulation's actors). Where the process stays, it keeps the weights; where it does not, they are
@@ -32,7 +32,7 @@ from fedseed.runs.joining import Loading
 from fedseed.transport import flower_wire as wire
 from fedseed.transport.flower_node import NodeEnd
 
-# model and examples of some clients, by name or pattern; without names: of all
+# from names or patterns of clients to the model and their examples; no names: all clients
 Load = Callable[[Sequence[str]], Hosted]
 RUN = "flower"
 _SITES: dict[tuple[Any, ...], "Site"] = {}  # this process' sites, of one run at a time
@@ -49,9 +49,9 @@ class Site:
         self._load = load
         self._names: Sequence[str] = ()  # the clients of the current node
         self._end = NodeEnd()
-        self._responders: dict[str, Responder] = {}  # by the first of a node's clients
+        self._responders: dict[str, Responder] = {}  # keyed by the first of a node's clients
         self._loop = asyncio.new_event_loop()
-        # a version of the weights, and what was measured on it
+        # a version of the weights, and the metrics measured on it
         self._measured: tuple[int, dict[str, Any]] = -1, {}
         self.whole = load()
         self.replica = Replica(
@@ -124,15 +124,15 @@ def everybody(recipe: Recipe) -> list[str]:
     if names:
         return names
     raise RecipeError(
-        "a simulation of parties: name them in the recipe (federation.clients), or give their "
-        'folder in the run config (data="/srv/data")'
+        "a simulation needs the parties' names: list them in the recipe (federation.clients), or "
+        'give their folder in the run config (data="/srv/data")'
     )
 
 
 def reply(message: Any, context: Any, recipe: Path | str, load: Load | None = None) -> Any:
     """Answer a message of the ServerApp.
 
-    The reply's "problem" is a line on why there is no other answer.
+    If the message can't be answered, the reply's "problem" has the reason in one line.
 
     Args:
         message: Flower's.
@@ -150,15 +150,15 @@ def reply(message: Any, context: Any, recipe: Path | str, load: Load | None = No
         result, state = site.exchange(names, node_state, wire.table(message))
         context.state[wire.RECORD] = wire.record(state)
     except PrivacyError as error:
-        # usage and place of an account are for the client's owner only
+        # only the client's owner may see an account's use and its file
         print(error, file=sys.stderr)
-        result = {"problem": "a privacy account allows no more answers, as this node's output says"}
+        result = {"problem": "a privacy account allows no more answers: see this node's output"}
     except FedseedError as error:
         result = {"problem": " ".join(str(error).split())}
     except Exception as error:
         # the text may quote an example, and Flower would send it to the SuperLink
         traceback.print_exc()
-        result = {"problem": f"{type(error).__name__}: this node's own output has its text"}
+        result = {"problem": f"{type(error).__name__}: see the text in this node's own output"}
     return FlowerMessage(wire.content(result), reply_to=message)
 
 

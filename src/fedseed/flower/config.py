@@ -1,4 +1,5 @@
-"""Reads Flower's configuration: the run's, which is the same for all nodes, and a node's own.
+"""Read Flower's configuration: that of the run, which is the same for all nodes, and that of a
+node.
 
 This module does not import torch.
 """
@@ -21,7 +22,7 @@ def recipe_of(recipe: Path | str, run_config: Mapping[str, Any]) -> Recipe:
     """Return the app's recipe with the additions of the run config.
 
     Args:
-        recipe: the app's; the run config's `recipe` replaces it.
+        recipe: the app's recipe; the run config's `recipe` replaces it.
         run_config: Flower's.
 
     Raises RecipeError: the recipe is not valid, or has a key that fedseed does not know.
@@ -39,8 +40,8 @@ def recipe_of(recipe: Path | str, run_config: Mapping[str, Any]) -> Recipe:
 class Place:
     """The clients of a node, and their data."""
 
-    clients: tuple[str, ...]  # names or patterns; none: those of its partition
-    own_data: OwnData | None  # their own data; None: the recipe's
+    clients: tuple[str, ...]  # names or patterns; empty: those of its partition
+    own_data: OwnData | None  # the clients' own data; None: as in the recipe
     # the node's number among those that share the clients, and the number of these nodes
     partition: tuple[int, int]
 
@@ -65,7 +66,8 @@ def place_of(node_config: Mapping[str, Any]) -> Place:
         return Place(clients, own_data, (0, 1))
     if "partition-id" not in node_config or "num-partitions" not in node_config:
         raise RecipeError(
-            'node config: whose work does this node do? --node-config \'client="north" '
+            "node config: name the node's clients: "
+            '--node-config \'client="north" '
             'data="/srv/north.jsonl"\''
         )
     return Place(

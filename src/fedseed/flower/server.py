@@ -1,4 +1,4 @@
-"""Coordinates a recipe's run in a ServerApp, from its beginning or from an interruption on.
+"""Coordinate a recipe's run in a ServerApp, from the start or after an interruption.
 
 This module does not import torch.
 """
@@ -27,7 +27,7 @@ def coordinate(
         grid: Flower's.
         context: Flower's; its run config may add to the recipe.
         recipe: the app's.
-        progress: shows the run going on; None: in Flower's log of the ServerApp.
+        progress: shows the run's progress; None: write it to Flower's log of the ServerApp.
 
     Raises FedseedError: the run has failed; the text is in the log, too.
     """
@@ -37,13 +37,13 @@ def coordinate(
         checked = recipe_of(recipe, context.run_config)
         if checked.secure_sums is not None:
             raise RecipeError(
-                "secure_sums: not over Flower, whose nodes keep no secrets from one message to the "
-                "next; `fedseed run` and `fedseed serve` have them"
+                "secure_sums: not possible over Flower, whose nodes keep no secrets between "
+                "messages: use `fedseed run` or `fedseed serve`"
             )
         if checked.method.remembers:
             raise RecipeError(
-                f"method {checked.method.name}: a client remembers what it has not sent yet, and "
-                "nodes of Flower keep nothing from round to round: set method.feedback = 0"
+                f"method {checked.method.name}: a client keeps the rest that it has not sent yet, "
+                "but Flower's nodes keep nothing between rounds: set method.feedback = 0"
             )
         folder = Path(str(context.run_config.get("out") or OUT)).expanduser().absolute()
         run_progress.note(f"files: {folder}")

@@ -335,7 +335,7 @@ class Method(BaseModel, ABC, metaclass=Hinting):
         """Return a plan from its payload. Raises MessageError if the payload is invalid."""
         return self.plan_type.decode(data, DecodeContext(self, state, "plan"))
 
-    def decode_update(self, state: Any, number: int, data: bytes) -> Any:
+    def decode_update(self, state: Any, number: int, data: bytes | memoryview) -> Any:
         """Return an update from its payload.
 
         Raises MessageError if it does not fit the plan of round `number`.

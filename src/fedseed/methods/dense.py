@@ -36,8 +36,9 @@ from fedseed.weights.layout import ITEM_BYTES, Layout
 
 # used in place of a client's number in the random numbers that round an average
 COORDINATOR = 0xFFFFFFFF
-# how many entries of a tensor are processed at a time
-PIECE = 1 << 20
+# how many entries of a tensor are processed at a time: few enough that their doubles stay in the
+# processor's cache
+PIECE = 1 << 17
 
 
 class Piece(NamedTuple):

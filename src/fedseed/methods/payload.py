@@ -148,7 +148,7 @@ class Payload:
         values = ((codec, getattr(self, name)) for name, codec in field_codecs(type(self)))
         return b"".join(codec.write_value(value) for codec, value in values if value is not None)
 
-    def content(self, size: int, data: bytes = b"") -> Content:
+    def content(self, size: int, data: bytes | memoryview = b"") -> Content:
         """Return the payload's content, counted field by field.
 
         Args:
@@ -162,7 +162,7 @@ class Payload:
         return Content(len(data), *counts[1:])
 
     @classmethod
-    def decode(cls, data: bytes, context: DecodeContext) -> Self:
+    def decode(cls, data: bytes | memoryview, context: DecodeContext) -> Self:
         """Return the payload that `encode` wrote.
 
         Raises:
@@ -613,7 +613,7 @@ class Tensors(Codec):
         return bytes(value)
 
     def read_value(self, reader: "Reader") -> Any:
-        data, layout = reader.take(reader.remaining), reader.context.state.layout
+        data, layout = reader.take_view(reader.remaining), reader.context.state.layout
         if not data and reader.context.kind == "step":
             return data
         if len(data) != layout.dense_bytes:
@@ -739,7 +739,7 @@ class Reader:
     Plain numbers need no context.
     """
 
-    def __init__(self, data: bytes, context: Any = None) -> None:
+    def __init__(self, data: bytes | memoryview, context: Any = None) -> None:
         self._data = data
         self._position = 0
         self.context = context
@@ -753,6 +753,13 @@ class Reader:
 
     def take(self, count: int) -> bytes:
         """Return the next `count` bytes. Raises MessageError if there are too few."""
+        return bytes(self.take_view(count))
+
+    def take_view(self, count: int) -> bytes | memoryview:
+        """Return the next `count` bytes without a copy, if the payload is a view of a message.
+
+        Raises MessageError if there are too few.
+        """
         if count > self.remaining:
             raise MessageError(
                 f"payload too short: {count} bytes needed at byte {self._position}, but only "
@@ -766,7 +773,8 @@ class Reader:
         finite.
         """
         size = np.dtype(dtype).itemsize
-        return check_finite(np.frombuffer(self.take(size * count), dtype=f"<{dtype}").astype(dtype))
+        data = self.take_view(size * count)
+        return check_finite(np.frombuffer(data, dtype=f"<{dtype}").astype(dtype))
 
     def end(self) -> None:
         """Check that all bytes have been read. Raises MessageError if not."""
@@ -804,7 +812,7 @@ def take_packed(reader: Reader, width: int, count: int) -> NDArray[np.uint8]:
     Raises:
         MessageError: there are too few bytes, or a padding bit is set.
     """
-    data = np.frombuffer(reader.take(-(-count * width // 8)), dtype=np.uint8)
+    data = np.frombuffer(reader.take_view(-(-count * width // 8)), dtype=np.uint8)
     if count * width % 8 and data[-1] >> count * width % 8:
         raise MessageError(f"a padding bit is set after {count} numbers of {width} bits")
     return data

@@ -304,7 +304,8 @@ class Subspace(Method):
             raise ValueError("feedback = true: with up_bits = 32 nothing is lost; remove this key")
         if self.rank == "full" and self.subspaces > 1:
             raise ValueError('rank = "full": there are no subspaces')
-        if self.bytes is not None and "rank" in self.model_fields_set:
+        # a complete recipe, as a run's folder has it, names the default rank beside `bytes`
+        if self.bytes is not None and self.rank != type(self).model_fields["rank"].default:
             raise ValueError("bytes and rank: bytes determines the rank; set only one of them")
         return self
 

@@ -28,13 +28,14 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from fedseed.errors import RecipeError
 from fedseed.hinting import Hinting
-from fedseed.text import first_line
+from fedseed.text import first_line, listed
 from fedseed.weights.codes import is_quantized
 from fedseed.weights.layout import DigestKind
 
 if TYPE_CHECKING:
     import torch
 
+SHOWN = 8  # how many names of layers a message lists
 # what peft inserts into a layer's name; for fused experts, several times
 WRAPPED = re.compile(r"\.(?:base_layer\.)+")
 
@@ -184,14 +185,45 @@ def wrap(model: Any, settings: Adapter, base: str = "") -> Any:
         raise RecipeError(
             f'model.adapter.kind = "{settings.kind}" with targets = '
             f"{getattr(settings, 'targets', None)} does not fit "
-            f"this base ({type(model).__name__}): {first_line(error)}"
+            f"this base ({type(model).__name__}): {first_line(error)}{_fitting_targets(model)}"
         ) from error
     if not isinstance(settings, LoRA):
         wrapped.prompt_encoder.to(model.get_input_embeddings().weight.device)
+    _refuse_positions(wrapped)
     wrapped.peft_config["default"].base_model_name_or_path = base or None
     if isinstance(settings, LoRA) and settings.train == "b":
         _fix_first_factors(wrapped, settings)
     return wrapped
+
+
+def _fitting_targets(model: Any) -> str:
+    """Return the end of a message with the last parts of the names of a model's linear layers."""
+    import torch
+
+    names = [
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
+    ]
+    names = [name for name in names if not name.isdecimal()]
+    if not names:
+        return ""
+    return f"; its linear layers are {listed(list(dict.fromkeys(names)), SHOWN)} (in targets)"
+
+
+def _refuse_positions(model: Any) -> None:
+    """Raise RecipeError for an adapter on embeddings of positions, which are not looked up by ids.
+
+    peft would pass the text or its mask as if they were ids.
+    """
+    for name, module in model.named_modules():
+        is_adapted = name.endswith(".base_layer")
+        if is_adapted and "PositionalEmbedding" in type(module).__name__:
+            place = name.removesuffix(".base_layer").removeprefix("base_model.model.")
+            raise RecipeError(
+                f"model.adapter.targets: {place} is a {type(module).__name__}, which finds its "
+                "rows itself, so a LoRA can't change them: leave it out"
+            )
 
 
 def _fix_first_factors(model: Any, settings: LoRA) -> None:
@@ -389,22 +421,27 @@ def merged(model: Any) -> Any:
 
 
 def _untie_adapted(model: Any) -> None:
-    """Give each layer that has an adapter its own matrix, and record this in the configuration."""
+    """Give each layer that has an adapter its own matrix, and record this in the configuration.
+
+    A configuration says only whether all layers share their matrices or none does. So none does any
+    more: BART's encoder, decoder and output layer each get their own.
+    """
     import torch
 
     whole = model.get_base_model()
     names: dict[int, list[str]] = {}
     for name, parameter in whole.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    for names_of_matrix in names.values():
-        adapted = [name for name in names_of_matrix if ".base_layer." in name]
-        # the last of several layers may keep the matrix if no other layer uses it
-        for name in adapted if len(adapted) < len(names_of_matrix) else adapted[:-1]:
+    shared = [group for group in names.values() if len(group) > 1]
+    if not any(".base_layer." in name for group in shared for name in group):
+        return
+    for group in shared:
+        for name in group[1:]:
             place, _, last = name.rpartition(".")
             layer = whole.get_submodule(place)
             setattr(layer, last, torch.nn.Parameter(getattr(layer, last).detach().clone()))
-            for config in (whole.config, whole.config.get_text_config()):
-                config.tie_word_embeddings = False
+    for config in (whole.config, whole.config.get_text_config()):
+        config.tie_word_embeddings = False
 
 
 @contextmanager

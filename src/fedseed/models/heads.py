@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -19,6 +20,10 @@ from fedseed.errors import RecipeError
 from fedseed.randomness import Basis, Domain, derive
 from fedseed.text import listed
 
+# a sign belongs to a number only at the beginning of a label: "covid-19" has no negative number
+WHOLE_NUMBER = re.compile(r"((?:^\s*[-+])?\d+)")
+# words around a class's number that add nothing to it
+NUMBERING = {("", ""), ("label", ""), ("class", "")}
 SHOWN = 6  # how many classes a message names
 REGRESSION = "regression"  # as transformers calls it in a configuration
 # the name of the output of a new head that predicts a number
@@ -95,15 +100,16 @@ class Head:
                 f"have {listed(classes, SHOWN)} (to keep the base's head, use its names as "
                 f"labels, or 0 to {len(names) - 1})"
             )
-        if has_placeholders(names) and not all(map(_is_number, classes)):
-            pairs = [f"{name} for {label}" for name, label in zip(names, classes, strict=True)]
-            return f"the base's classes have no names; assuming {listed(pairs, SHOWN)}"
-        if has_placeholders(names) or classes == names:
-            return ""
         pairs = [
-            f"{names[output]} for {label}"
-            for output, label in zip(outputs or (), classes, strict=False)
+            f"{names[output]} for {label}" for output, label in zip(outputs, classes, strict=True)
         ]
+        if has_placeholders(names):
+            # LABEL_3 is class 3, unless the classes may be counted from 1 and one is missing
+            if set(classes) == set(map(str, range(len(names)))):
+                return ""
+            return f"the base's classes have no names; assuming {listed(pairs, SHOWN)}"
+        if classes == names:
+            return ""
         return f"the base's head is kept: {listed(pairs, SHOWN)}"
 
     def renew(
@@ -177,8 +183,8 @@ def match_classes(classes: Sequence[str], names: Sequence[str]) -> tuple[int, ..
     Returns:
         The outputs' numbers in the order of the classes; None if the base has other classes.
         Classes are matched by name, ignoring case and blanks; by the only number in a name ("4"
-        matches "4 stars"); by the numbers of all outputs (0 and 1 for NEGATIVE and POSITIVE); and
-        in order, if the outputs have no names.
+        matches "4 stars", and "grade 4" matches "LABEL_4"); by the numbers of all outputs (0 and 1
+        for NEGATIVE and POSITIVE); and in order, if the outputs have no names.
     """
     # a single class means a number, no matter what the output's name is
     if len(classes) == 1:
@@ -188,8 +194,9 @@ def match_classes(classes: Sequence[str], names: Sequence[str]) -> tuple[int, ..
     outputs_found = _find(classes, names, str)
     if None in outputs_found:
         outputs_found = _find(classes, names, _plain)
-    if None in outputs_found and all(map(_is_number, classes)):
-        outputs_found = _match_numbers([int(label) for label in classes], names)
+    numbers = _numbers_of(classes, any_words=has_placeholders(names))
+    if None in outputs_found and numbers is not None:
+        outputs_found = _match_numbers(numbers, names)
     elif None in outputs_found and has_placeholders(names) and len(classes) == len(names):
         outputs_found = list(range(len(names)))
     outputs = tuple(output for output in outputs_found if output is not None)
@@ -227,11 +234,27 @@ def _find(
 
 def _plain(name: str) -> str:
     """Return a class's name without differences in spelling, such as case and blanks."""
-    return re.sub(r"[\s_-]+", " ", name).strip().casefold()
+    # the same letter may be one character, or two with its accent
+    return re.sub(r"[\s_-]+", " ", normalize("NFC", name)).strip().casefold()
 
 
-def _is_number(label: str) -> bool:
-    return re.fullmatch(r"\s*\d+\s*", label) is not None
+def _numbers_of(classes: Sequence[str], any_words: bool) -> list[int] | None:
+    """Return the numbers of classes that differ only in a number, such as "-1" and "1" or "LABEL_2"
+    and "LABEL_10"; None for other classes.
+
+    The classes are sorted as texts, so their order is not that of the numbers.
+
+    Args:
+        classes: the data's different labels.
+        any_words: whether any words may stand around the numbers, such as "grade 2".
+    """
+    parts = [WHOLE_NUMBER.split(label) for label in classes]
+    if any(len(one) != 3 for one in parts):
+        return None
+    words = {(_plain(before), _plain(after)) for before, _, after in parts}
+    if len(words) > 1 or not (any_words or words <= NUMBERING):
+        return None
+    return [int(number) for _, number, _ in parts]
 
 
 def _only_number(name: str) -> int | None:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from re import findall
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import transformers
@@ -103,6 +103,11 @@ def load_model(
             missing.
     """
     torch_device = find_device(device)
+    if quantization is not None and quantization not in get_args(Quantization):
+        raise RecipeError(
+            f'model.quantization = "{quantization}": choose one of '
+            f"{', '.join(get_args(Quantization))}"
+        )
     checkpoint = find_checkpoint(base)
     quantization = recorded_quantization(checkpoint.adapter, quantization)
     _check_code(checkpoint, trust_remote_code)

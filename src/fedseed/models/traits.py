@@ -324,6 +324,34 @@ def examine(model: Any, texts: Sequence[Sequence[int]], reads_both_sides: bool =
     return traits
 
 
+def rest_unreached_parts(
+    model: Any, texts: Sequence[Sequence[int]], reads_both_sides: bool = False
+) -> list[str]:
+    """Freeze the trainable parameters that no text reaches, in a model whose base was examined
+    before it got an adapter. Arguments are those of `examine`.
+
+    Returns:
+        Notes about what was frozen.
+
+    Raises:
+        RecipeError: nothing would be left to tune.
+    """
+    if next(model.parameters()).device.type == "meta":
+        return []
+    traits, was_training = traits_of(model), model.training
+    earlier_notes = len(traits.notes)
+    model.eval()
+    try:
+        probe = _Probe(model, texts, reads_both_sides)
+        names = unreached(model, lambda: probe.logits([probe.longer]))
+    except Exception:  # a foreign class may raise any error, and `examine` has noted it
+        return []
+    finally:
+        model.train(was_training)
+    _rest_unreached(model, traits, [n for n in names if model.get_parameter(n).requires_grad])
+    return traits.notes[earlier_notes:]
+
+
 def _ask(model: Any, traits: Traits, probe: "_Probe") -> None:
     """Complete a model's traits with a probe's findings."""
     stored = {name: parameter.dtype for name, parameter in model.named_parameters()}
@@ -369,7 +397,10 @@ def _refuse_casts(model: Any, base: str, stored: dict[str, torch.dtype]) -> None
 
 
 def _rest_unreached(model: Any, traits: Traits, names: Sequence[str]) -> None:
-    """Freeze the parameters that no text reaches, and add a note."""
+    """Freeze the parameters that no text reaches, and add a note.
+
+    Raises RecipeError if nothing is left to tune.
+    """
     resting = {id(parameter) for parameter in traits.at_rest}
     # codes of quantised weights are never tuned, and libraries hide that they are read
     idle = [
@@ -377,10 +408,17 @@ def _rest_unreached(model: Any, traits: Traits, names: Sequence[str]) -> None:
         for name in names
         if id(model.get_parameter(name)) not in resting and is_movable(model.get_parameter(name))
     ]
+    was_tuned = [name for name in idle if model.get_parameter(name).requires_grad]
     for name in idle:
         parameter = model.get_parameter(name)
         parameter.requires_grad_(False)
         traits.at_rest.append(parameter)
+    if was_tuned and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise RecipeError(
+            f'model.base = "{traits.base}": nothing of what is to be tuned affects the loss of a '
+            f"text ({listed(was_tuned, SHOWN)}): a {type(model).__name__} does not use it; choose "
+            "other model.adapter.targets or model.trainable"
+        )
     if idle:
         count = sum(model.get_parameter(name).numel() for name in idle)
         traits.notes.append(

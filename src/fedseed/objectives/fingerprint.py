@@ -3,7 +3,7 @@ of fixed texts.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -31,10 +31,21 @@ USER = {"role": "user", "content": "What is 1 + 1? "}
 ANSWER = {"role": "assistant", "content": "It is 2.\n"}
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "é"}}}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-CHATS: Sequence[tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]] = (
-    ((USER, ANSWER), ()),
-    (({"role": "system", "content": "Be short."}, USER, ANSWER, USER), ()),
-    ((USER, {**ANSWER, "tool_calls": [CALL]}, {"role": "tool", "content": "2"}), (TOOL,)),
+SYSTEM = {"role": "system", "content": "Be short."}
+RESULT = {"role": "tool", "content": "2"}
+THOUGHT = {**ANSWER, "reasoning_content": "One and one."}
+# (messages, tools, arguments of the template): templates branch on the number of turns, on several
+# calls or results in a row, on reasoning, and on whether to think
+CHATS: Sequence[tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]], Mapping[str, Any]]] = (
+    ((USER, ANSWER), (), {}),
+    ((SYSTEM, USER, ANSWER, USER), (), {}),
+    ((USER, {**ANSWER, "tool_calls": [CALL]}, RESULT), (TOOL,), {}),
+    ((USER, {**ANSWER, "tool_calls": [CALL, CALL]}, RESULT, RESULT, ANSWER), (TOOL, TOOL), {}),
+    ((USER, THOUGHT, USER, THOUGHT), (), {}),
+    ((USER, ANSWER) * 4, (), {}),
+    ((SYSTEM, USER, ANSWER, SYSTEM, USER), (), {}),
+    ((USER,), (), {"enable_thinking": True}),
+    ((USER,), (), {"enable_thinking": False}),
 )
 
 
@@ -42,7 +53,7 @@ def tokens_digest(tokenizer: Any) -> str:
     """Return a digest of the token ids of fixed texts.
 
     The texts are tokenised with and without special tokens, alone and one after another, as in
-    examples.
+    examples. The whole vocabulary is hashed as well.
 
     Args:
         tokenizer: a `transformers` tokenizer.
@@ -53,7 +64,9 @@ def tokens_digest(tokenizer: Any) -> str:
     texts = [*TEXTS, *(f"a{token} b" for token in added)]
     token_ids = [[list(tokenizer(text)["input_ids"]), tokens.ids(text)] for text in texts]
     token_ids += [[tokens.from_start(tokens.ids(a)), tokens.ids_after(a, b)] for a, b in PAIRS]
-    return _digest([*token_ids, [tokenizer.eos_token_id, tokenizer.pad_token_id]])
+    # a site may have put words of its own in place of tokens that no fixed text has
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    return _digest([*token_ids, [tokenizer.eos_token_id, tokenizer.pad_token_id], vocabulary])
 
 
 def template_digest(tokenizer: Any) -> str:
@@ -67,11 +80,12 @@ def template_digest(tokenizer: Any) -> str:
     if not getattr(tokenizer, "chat_template", None):
         return ""
     try:
-        template = ChatTemplate(tokenizer)
+        ChatTemplate(tokenizer)
     except ValueError:
         return ""
     texts: list[str | None] = []
-    for messages, tools in CHATS:
+    for messages, tools, arguments in CHATS:
+        template = ChatTemplate(tokenizer, arguments=arguments)
         for asking in (False, True):
             try:
                 texts.append(template.write(messages, tools, asking))

@@ -160,8 +160,13 @@ class TextObjective(Objective):
         """
         device = next(model.parameters()).device
 
+        shortest = shortest_row(model)
+
         def logits_together(numbers: Sequence[int]) -> torch.Tensor:
             ids, mask = pad_rows([rows[number] for number in numbers], self.pad)
+            width = ids.shape[1]
+            missing = (0, max(0, shortest - width))
+            ids, mask = pad(ids, missing, value=self.pad), pad(mask, missing)
             with adapters.at_home(model, device):
                 inputs = {
                     "input_ids": to_device(ids, device),
@@ -169,11 +174,10 @@ class TextObjective(Objective):
                 }
                 if segments is not None:
                     types, _ = pad_rows([segments[number] for number in numbers], 0)
-                    inputs["token_type_ids"] = to_device(types, device)
+                    inputs["token_type_ids"] = to_device(pad(types, missing), device)
                 logits: torch.Tensor = model(**inputs, **options).logits
             if logits.ndim < 3:
                 return logits
-            width = ids.shape[1]
             if adapters.has_virtual_tokens(model):
                 # virtual tokens come before a row, and their logits are dropped
                 return logits[:, -width:]
@@ -182,6 +186,14 @@ class TextObjective(Objective):
 
         numbers = range(len(rows))
         return by_length(model, numbers, logits_together, lambda number: len(rows[number]))
+
+
+def shortest_row(model: Any) -> int:
+    """Return the fewest tokens that a row of a model's input may have; shorter ones are padded.
+
+    CANINE's convolution reads `downsampling_rate` tokens at a time, and raises an error for less.
+    """
+    return int(getattr(getattr(model, "config", None), "downsampling_rate", None) or 1)
 
 
 def by_length(

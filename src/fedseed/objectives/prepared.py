@@ -16,7 +16,7 @@ SHOWN = 6  # how many clients a note names
 REMARKS = {
     "plain": 'are written as plain text ("User: ...", "Assistant: ..."), because the base\'s '
     "tokenizer has no chat template",
-    "apart": "have one answer of a chat each, because the chat template rewrites earlier answers",
+    "apart": "are learnt answer by answer, because the chat template rewrites earlier answers",
     "system": (
         "have their system message moved into the first user message, because the chat template "
         "has no place for it"
@@ -24,10 +24,12 @@ REMARKS = {
     "tools": "have tools that the chat template does not write",
     "undescribed": "call functions without a description (in tools, functions or tool_defs)",
     "others": "mark messages of other roles as to be learnt, but only the assistant's are learnt",
+    "flags": "have answers with a field that is true or false and that fedseed does not know: they "
+    'are learnt (mark what is not to be learnt with "train" = false)',
     "arguments": "have template arguments (chat_template_kwargs) that the chat template does not "
     "use",
     "rendered": "already begin or end with special tokens, which are not added again",
-    "split": "are pieces of longer texts",
+    "split": "are divided into pieces",
 }
 
 
@@ -165,11 +167,16 @@ def describe_changes(prepared: Sequence[Prepared], limit: str) -> tuple[str, ...
                 f"{sum(counts):,} of the clients' examples {change} (over {limit}){owners}"
             )
     for remark, text in REMARKS.items():
-        items = chain.from_iterable(one.items for one in prepared)
-        times = sum(remark in getattr(item, "remarks", ()) for item in items)
+        examples = chain.from_iterable(one.items_of_each for one in prepared)
+        times = sum(_has_remark(items, remark) for items in examples)
         if times:
             lines.append(f"{times:,} of the clients' examples {text}")
     return tuple(lines)
+
+
+def _has_remark(items: Sequence[Any], remark: str) -> bool:
+    """Return whether any item of an example has a remark, a key of `REMARKS`."""
+    return any(remark in getattr(item, "remarks", ()) for item in items)
 
 
 def sequences_of(item: Any) -> Sequence[Any]:

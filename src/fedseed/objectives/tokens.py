@@ -102,8 +102,17 @@ class TextTokens:
     @cached_property
     def adds_blank(self) -> bool:
         """Return whether the tokenizer puts a blank before a text that does not begin with one."""
-        first = self.tokenizer.convert_ids_to_tokens(self.ids(PROBE)[:1])
-        return str(first[0] if first else "").startswith(BLANKS)
+        alone = self.ids(PROBE)
+        first = self.tokenizer.convert_ids_to_tokens(alone[:1])
+        if str(first[0] if first else "").startswith(BLANKS):
+            return True
+        # vocabularies may write a blank in another way, but then the text's tokens differ after a
+        # sign
+        for guard in GUARDS:
+            guard_ids, joined_ids = self.ids(guard), self.ids(guard + PROBE)
+            if joined_ids[: len(guard_ids)] == guard_ids:
+                return joined_ids[len(guard_ids) :] != alone
+        return False
 
     def ids(self, text: str) -> list[int]:
         """Return a text's tokens, without special tokens around it."""

@@ -1,8 +1,7 @@
-"""Write the model card of a tuned model: its parts, its results, and how to load it or make it
-again.
+"""Write the model card of a tuned model: its parts, its results, and how to load it or rebuild it.
 
-An orbit's header, and all that it names, may come from others: none of it is taken as YAML,
-Markdown, Python or a shell's command here.
+An orbit's header, and all names in it, may come from strangers. So each text is quoted, and is
+never read as YAML, Markdown, Python or a shell command.
 """
 
 import json
@@ -18,24 +17,24 @@ from fedseed.models import PACKAGED
 from fedseed.orbit.header import Header
 from fedseed.text import clean
 
-# how the names of transformers' classes end, and which class of transformers loads them
+# the class of transformers that loads a model, by the end of the name of the model's class
 AUTO = {
     "ForMaskedLM": "AutoModelForMaskedLM",
     "ForImageClassification": "AutoModelForImageClassification",
     "ForSequenceClassification": "AutoModelForSequenceClassification",
     "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
 }
-# what a folder holds: the whole model, an adapter for the base, or the base with an adapter added
-# to its weights
+# the content of a folder: the whole model, an adapter for the base, or the base with an adapter
+# added to its weights
 Form = Literal["whole", "adapter", "merged"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
-# all of Markdown's markup, except | and _ inside a word
+# all characters of Markdown's markup, except | and _ inside a word
 _MARKUP = re.compile(r"[\\`*\[\]<>#&~]|(?<![^\W_])_|_(?![^\W_])")
-_EXACT = "The weights are those of the federated run, bit for bit; the digest says so."
+_EXACT = "The weights are those of the federated run, bit for bit, as the digest shows."
 ABOUT: dict[Form, str] = {
     "whole": _EXACT,
     "adapter": _EXACT,
-    "merged": "The base's weights with those of the federated run's adapter added, rounded once.",
+    "merged": "The base's weights plus the changes by the federated run's adapter, rounded once.",
 }
 
 
@@ -43,30 +42,30 @@ ABOUT: dict[Form, str] = {
 class Facts:
     """The facts about a run that a model card states."""
 
-    # how many rounds (of a step-by-step method: optimiser steps) the weights have seen
+    # number of rounds applied to the weights (optimiser steps for a step-by-step method)
     steps: int
     digest: str  # hex digest of the trained weights
-    # how many steps the run has; None: as many as `steps`
+    # number of steps of the run; None: the same as `steps`
     total_steps: int | None = None
     # the orbit's file name; "" if the run has no orbit
     orbit_name: str = ""
     # the orbit's size; None if the run has no orbit
     orbit_bytes: int | None = None
-    # how many data holders there are; None if that is not known
+    # number of data holders; None if it is not known
     clients: int | None = None
     # the base's metrics, by name; empty if they are not known
     baseline: Mapping[str, float] = field(default_factory=dict)
     final: Mapping[str, float] = field(default_factory=dict)  # the tuned model's metrics, by name
-    complete: bool = True  # whether the orbit says that the run is over
+    complete: bool = True  # whether the orbit is marked as the whole run
 
 
 def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> str:
-    """Return README.md of a tuned model.
+    """Return the text of a tuned model's README.md.
 
-    `kind` is the name of the model's class, by which it is loaded.
+    `kind` is the name of the model's class, which decides how it is loaded.
     """
     base = header.base
-    # it is a folder, and a card names no machine's paths
+    # the base is a local folder, and a card must not show a machine's paths
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
         base = base.rstrip("/").rsplit("/", 1)[-1]
     total = facts.steps if facts.total_steps is None else facts.total_steps
@@ -74,9 +73,9 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
     auto = next(
         (name for ending, name in AUTO.items() if kind.endswith(ending)), "AutoModelForCausalLM"
     )
-    packaged = form == "adapter" and base in PACKAGED  # transformers does not know these bases
+    packaged = form == "adapter" and base in PACKAGED  # transformers can't load these bases by name
     upto = "" if total == facts.steps else f" --upto {facts.steps}"
-    # a word of a shell command, on one line
+    # quoted for a shell, on one line
     word = shlex.quote(clean(facts.orbit_name).replace("\n", " "))
     environment = Environment(
         loader=PackageLoader("fedseed.orbit"), trim_blocks=True, undefined=StrictUndefined
@@ -90,7 +89,8 @@ def card(header: Header, facts: Facts, form: Form = "whole", kind: str = "") -> 
     )
     text = environment.get_template("card.md").render(
         base=base,
-        hub_name=_HUB_NAME.fullmatch(base),  # plain YAML; other names are left out there
+        # only names that are plain YAML are written; others are left out
+        hub_name=_HUB_NAME.fullmatch(base),
         library="peft" if form == "adapter" else "transformers",
         name=f"{base or 'model'} + {facts.orbit_name or header.method.name}",
         about=ABOUT[form],
@@ -127,5 +127,5 @@ def _code(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text with its markup escaped, so that it shows as it is outside of a code span."""
+    """Return a text with its markup escaped, to be shown unchanged outside of a code span."""
     return _MARKUP.sub(r"\\\g<0>", clean(" ".join(text.split())))

@@ -1,4 +1,4 @@
-"""Make new orbits of old ones, and compare two. The old file is never changed."""
+"""Make new orbits from old ones, and compare two orbits. The old file is never changed."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,8 +16,8 @@ def rollback(path: Path, last_step: int, destination: Path) -> Orbit:
 
     Returns that orbit.
 
-    It is not complete, so a run may go on from it. Raises OrbitError: there is no step `last_step`,
-    or `destination` exists.
+    It is not marked as complete, so a run may continue it. Raises OrbitError: there is no step
+    `last_step`, or `destination` exists.
     """
     _must_not_exist(destination)
     orbit, damage = scan(read_file(path), str(path))
@@ -29,17 +29,19 @@ def rollback(path: Path, last_step: int, destination: Path) -> Orbit:
 
 
 def compact(path: Path, destination: Path) -> Orbit:
-    """Write the last step alone into a new file `destination`, of a method whose newest step
+    """Write only the last step into a new file `destination`, for a method whose newest step
     replaces all others.
 
-    Returns that orbit, which replays to its last step only. Raises OrbitError: the method needs all
-    its steps, the orbit has none, or `destination` exists.
+    Returns that orbit, which can only be replayed to its last step. Raises OrbitError: the method
+    needs all its steps, the orbit has none, or `destination` exists.
     """
     _must_not_exist(destination)
     orbit = Orbit.open(path)
     method = orbit.header.method
     if not method.catch_up.may_drop:
-        raise OrbitError(f"{path}: every step of {method.name} counts, so none can be left out")
+        raise OrbitError(
+            f"{path}: {method.name} needs all its steps, so the orbit can't be compacted"
+        )
     if not orbit.parts:
         raise OrbitError(f"{path}: the orbit has no steps")
     last = orbit.records[-1]
@@ -55,20 +57,21 @@ def differences(a: Orbit, b: Orbit) -> list[str]:
     lines = a.header.differences(b.header)
     first = max(a.header.first, b.header.first)
     if a.header.first != b.header.first:
-        lines.append(f"one is compacted: steps are compared from {first} on")
+        lines.append(f"one orbit is compacted: steps are compared from {first} on")
     alike = a.header.hashed_alike(b.header)
     for x, y in zip_longest(_steps_from(a, first), _steps_from(b, first)):
         if x is None or y is None:
             shorter, longer = sorted((a.last, b.last))
             lines.append(
-                f"the same up to step {shorter}, where one ends; the other goes on to step {longer}"
+                f"the steps are the same up to step {shorter}, where one orbit ends; the other "
+                f"goes on to step {longer}"
             )
             break
         if x.payload != y.payload:
-            lines.append(f"step {x.round} is the first that differs")
+            lines.append(f"step {x.round} is the first difference")
             break
         if alike and x.digest != y.digest and NO_DIGEST not in (x.digest, y.digest):
-            lines.append(f"the weights differ after step {x.round}, the steps do not")
+            lines.append(f"the weights differ after step {x.round}, though the steps are the same")
             break
     return lines
 

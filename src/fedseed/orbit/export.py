@@ -1,7 +1,7 @@
 """Writes a tuned model as a folder that `transformers` (or `peft`) loads, with a tokenizer and a
 model card.
 
-`fedseed export`, and a client whose run is over, write by this.
+`fedseed export` uses it, and a client whose run is over.
 """
 
 import shutil
@@ -9,7 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedseed.errors import FedseedError
+from fedseed.durable import explain_failed_write, find_system_error
+from fedseed.errors import FedseedError, StorageError
 from fedseed.models import adapters
 from fedseed.models.quantization import save_whole, write_quantization
 from fedseed.orbit.card import Facts, Form, card
@@ -17,11 +18,11 @@ from fedseed.orbit.header import Header
 from fedseed.text import first_line, listed
 from fedseed.weights.digest import untied
 
-HOLDS = ("config.json", "adapter_config.json")  # a folder with a model has one of these
-RUN_HOLDS = ("metrics.jsonl", "summary.json")  # a run's folder has one of these
+HOLDS = ("config.json", "adapter_config.json")  # files that show that a folder holds a model
+RUN_HOLDS = ("metrics.jsonl", "summary.json")  # files that show that a folder holds a run
 CARD = "README.md"
-SHOWN = 3  # tensors that an error names
-# texts that two tokenizers are compared by
+SHOWN = 3  # number of tensors listed in an error
+# texts for comparing two tokenizers
 PROBES = (
     "a",
     "Say north 3.",
@@ -31,11 +32,11 @@ PROBES = (
 
 
 def check_free(folder: Path) -> None:
-    """Check that a folder can take a model, before work is put into one.
+    """Check that a model can be written into a folder, before the model is made.
 
     Raises:
-        FedseedError: it is a file, or holds a model, a run, or a README.md, which the
-            card would replace.
+        FedseedError: it is a file, or holds a model, a run, or a README.md that the card would
+            replace.
     """
     if folder.exists() and not folder.is_dir():
         raise FedseedError(f"{folder} is a file: choose another folder with --out")
@@ -43,7 +44,8 @@ def check_free(folder: Path) -> None:
         raise FedseedError(f"{folder} holds a model already: choose another folder with --out")
     if any((folder / name).exists() for name in RUN_HOLDS):
         raise FedseedError(
-            f"{folder} holds a run, whose files a model would be mixed with: choose another folder "
+            f"{folder} holds a run, and a model's files would be mixed with it: choose another "
+            "folder "
             "with --out"
         )
     if (folder / CARD).exists():
@@ -54,8 +56,8 @@ def check_free(folder: Path) -> None:
 
 
 def check_tokens(folder: Path, tokenizer: Any) -> None:
-    """Raise FedseedError if a written tokenizer makes other tokens or chats than the training's
-    did.
+    """Raise FedseedError if a written tokenizer gives other tokens or chats than the one used in
+    training.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -89,7 +91,7 @@ def check_weights(folder: Path, model: Any) -> None:
         wrong = adapters.differences(model, folder)
     else:
         dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-        # for several dtypes float32, which can hold every value of the others
+        # float32 if there are several dtypes, as it can hold the values of the others
         dtype = next(iter(dtypes)) if len(dtypes) == 1 else torch.float32
         try:
             with torch.random.fork_rng(devices=[]), torch.device("cpu"), adapters.hushed():
@@ -99,7 +101,7 @@ def check_weights(folder: Path, model: Any) -> None:
                 f"the exported model can't be loaded again ({first_line(error)}); nothing is "
                 "written"
             ) from error
-        # tensors of quantisers' libraries by what they are made of
+        # convert the tensor classes of quantisation libraries to plain tensors
         tuned, exported = (dict(untied(one.state_dict().items())) for one in (model, loaded))
         wrong = [
             name
@@ -109,9 +111,9 @@ def check_weights(folder: Path, model: Any) -> None:
     if wrong:
         raise FedseedError(
             "the exported model, loaded again, has other weights than the tuned one in "
-            f"{listed(wrong, SHOWN)}: a {type(model).__name__} does not save them, or makes them "
-            "anew when it is loaded; nothing is written. Leave them out of model.trainable, or "
-            "keep the orbit, which has them"
+            f"{listed(wrong, SHOWN)}: a {type(model).__name__} does not save them, or "
+            "initialises them again when it is loaded; nothing is written. Leave them out of "
+            "model.trainable, or keep the orbit, which contains them"
         )
 
 
@@ -120,7 +122,7 @@ def check_finite(model: Any, header: Header) -> None:
 
     Args:
         model: the tuned model.
-        header: the run's, which names the tensors that were tuned.
+        header: the header of the run's orbit, with the names of the tuned tensors.
     """
     tuned_names = {entry.name for entry in header.layout.tensors}
     wrong = [
@@ -137,7 +139,7 @@ def check_finite(model: Any, header: Header) -> None:
 
 
 def _differ(tuned: Any, exported: Any) -> bool:
-    """Return whether two tensors have other values."""
+    """Return whether the values of two tensors differ."""
     first, second = tuned.detach().cpu(), exported.detach().cpu()
     if first.shape != second.shape:
         return True
@@ -151,23 +153,23 @@ def export_model(
 
     What was written is loaded again and compared before it takes its place.
 
-    With an adapter the folder holds the adapter alone (`peft` loads it onto the base), unless it is
-    merged. Beside an adapter of a quantised base stands how that is quantised. Tuned scales are
-    written as a model of plain layers, which computes the same.
+    With an adapter the folder holds only the adapter (`peft` loads it onto the base), unless it is
+    merged. For an adapter of a quantised base, a file with the base's quantisation is added. Tuned
+    scales are written as a model of plain layers with the same results.
 
     Args:
         folder: made if missing; must not hold a model, a run or a README.md.
-        model: the tuned `transformers` model; for an adapter the `peft` model around the base.
-            `merge` changes it, and so do scales that are tuned.
+        model: the tuned `transformers` model; for an adapter the `peft` model around the base. It
+            is changed if `merge` is set or scales were tuned.
         processor: its tokenizer or image processor; None: none is written.
-        header: the run's header.
-        facts: what came of the run, for the card.
-        merge: add an adapter's changes to the base's weights and write the whole model.
+        header: the header of the run's orbit.
+        facts: the run's results, for the card.
+        merge: whether to add an adapter's changes to the base's weights and write the whole model.
 
     Raises:
-        FedseedError: the folder is not free (`check_free`), a tuned weight is no number, `merge` is
-            asked for without a LoRA adapter, the tokenizer would be another one, the folder would
-            load as another model, or a file can't be written. Nothing is left half-written.
+        FedseedError: the folder is not free (`check_free`), a tuned weight is NaN or infinite,
+            `merge` is set without a LoRA adapter, the tokenizer or the model differs when it is
+            loaded again, or a file can't be written. No partly written model is left behind.
     """
     check_free(folder)
     check_finite(model, header)
@@ -190,11 +192,12 @@ def export_model(
                 check_tokens(part, processor)
             if quantization:
                 write_quantization(part, quantization)
-            # peft's is empty
+            # the model card that peft writes is an empty template
             (part / CARD).write_text(card(header, facts, form, kind), encoding="utf-8")
-            # the card's mode follows the umask; weights are written readable by their owner only
+            # safetensors makes the weights' files readable by their owner only: give them the
+            # card's mode, which follows the umask
             mode = (part / CARD).stat().st_mode
-            # the files that make the folder a model come last
+            # the files by which a folder counts as a model are moved last
             for path in sorted(part.iterdir(), key=lambda path: path.name in HOLDS):
                 target = folder / path.name
                 if target.is_dir():
@@ -202,7 +205,10 @@ def export_model(
                 if path.is_file():
                     path.chmod(mode & 0o777)
                 path.replace(target)
-    except OSError as error:
-        raise FedseedError(
-            f"{folder}: the model can't be written: {error.strerror or error}"
+    except Exception as error:
+        cause = find_system_error(error)
+        if cause is None:
+            raise
+        raise StorageError(
+            f"{folder}: the model can't be written: {explain_failed_write(cause)}"
         ) from error

@@ -5,12 +5,12 @@ before.
     | link
     record   length u32 | first step u32 | steps u32 | CRC-32 of these u32 | payload | digest | link
 
-Little-endian throughout, digest and link 16 bytes; docs/orbit-format.md has it to the byte. A link
-is a BLAKE2b-128 hash of the link before it and of everything since: checksum and chain in one. The
-CRC guards the length, so that a cut tail and a damaged length are told apart. The payload is the
-method's step, as it went over the wire, or many of them packed (FeedSign: a bit each); the digest
-is that of the weights after the last one, zeros: not recorded. A record of no steps says that the
-run is over and the file whole. Free of torch but for `replay`.
+Little-endian throughout, digest and link 16 bytes; docs/orbit-format.md gives every byte. A link is
+a BLAKE2b-128 hash of the link before it and of all bytes since. It is both a checksum and a chain.
+The CRC protects the length, so that a file cut short can be distinguished from a damaged length.
+The payload is the method's step, as it was sent, or many steps packed (FeedSign: one bit each). The
+digest is that of the weights after the last step; zeros: not recorded. A record without steps marks
+the end of the run, and of a whole file. Only `equip` and `replay` need torch.
 """
 
 from collections.abc import Callable, Iterable
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Damage:
-    """The first thing that is wrong in a file."""
+    """The first damage in a file."""
 
     text: str  # what is wrong
-    # only the file's last record is affected, as when a write was interrupted: it may be cut off
+    # whether only the last record is affected, as by an interrupted write: it may be cut off then
     torn: bool
 
 
@@ -54,12 +54,12 @@ class Orbit:
 
     Args:
         header: what replay needs.
-        parts: the records as the file has them.
+        parts: the records, packed as in the file.
         start: the header's bytes with the link.
-        end: the last link, which the next record is chained to.
-        size: how many bytes of the file were read.
-        complete: whether the file says that the run is over; False while it goes on, and where the
-            end is cut off.
+        end: the last link, to which the next record is chained.
+        size: number of bytes of the file that were read.
+        complete: whether the file ends with the record that marks the end of the run; False during
+            the run, and if the end is cut off.
     """
 
     header: Header
@@ -81,7 +81,7 @@ class Orbit:
 
     @property
     def last_digest(self) -> str | None:
-        """Return the digest of the weights after the last step; None: the file does not say."""
+        """Return the digest of the weights after the last step; None: it is not recorded."""
         digest = self.parts[-1].digest if self.parts else NO_DIGEST
         if digest == NO_DIGEST:
             return None
@@ -89,11 +89,11 @@ class Orbit:
 
     @cached_property
     def records(self) -> tuple[Record, ...]:
-        """Return all steps."""
+        """Return all steps, one record each."""
         return tuple(self.steps())
 
     def steps(self, upto: int | None = None) -> Steps:
-        """Return the steps one after the other, up to and with number `upto`."""
+        """Yield the steps up to and including number `upto`."""
         return Steps(self.parts, self.header.method, upto)
 
     @classmethod
@@ -112,7 +112,7 @@ class Orbit:
 
         Args:
             data: the bytes.
-            source: what errors call it.
+            source: a name for the data, for errors.
         """
         orbit, damage = scan(data, source)
         if damage is not None:
@@ -122,22 +122,21 @@ class Orbit:
     def check_upto(self, upto: int | None) -> int:
         """Return `upto`, or the last step's number for None.
 
-        Raises OrbitError: nobody can replay to there.
+        Raises OrbitError: the orbit can't be replayed to this step.
         """
         count = self.last if upto is None else upto
         if self.header.first > 1 and 0 <= count < self.header.first:
             raise OrbitError(
-                f"step {count}: this orbit is compacted, it holds nothing before step "
-                f"{self.header.first}"
+                f"step {count}: this orbit is compacted, and its first step is {self.header.first}"
             )
         if not 0 <= count <= self.last:
             raise OrbitError(f"step {count}: the orbit has steps 0 to {self.last}")
         return count
 
     def check_steps(self) -> None:
-        """Read every step as its method does; no model is needed.
+        """Decode every step with the orbit's method; no model is needed.
 
-        Raises OrbitError, which names a bad step.
+        Raises OrbitError with the number of a step that is not valid.
         """
         method = self.header.method
         state = self.header.start()
@@ -148,14 +147,13 @@ class Orbit:
                 raise OrbitError(f"step {record.round}: {error}") from error
 
     def equip(self, model: "torch.nn.Module") -> "torch.nn.Module":
-        """Return the base with the adapter that the orbit tunes, at its first weights: `replay`
-        goes on from there.
+        """Return the base with the orbit's adapter at its first weights, ready for `replay`.
 
         Args:
             model: the base, as loaded. Without an adapter it is returned as it is.
 
         Raises:
-            OrbitError: another base, or the adapter does not start as the run's did.
+            OrbitError: it is another base, or the adapter's first weights are not those of the run.
         """
         from fedseed.orbit.replay import equip
 
@@ -182,10 +180,10 @@ class Orbit:
             The digest of the weights.
 
         Raises:
-            OrbitError: another base, `upto` out of range, or the weights differ from those of the
-                run.
+            OrbitError: it is another base, `upto` is out of range, or the weights differ from those
+                of the run.
         """
-        from fedseed.orbit.replay import replay  # the model's side: torch is there
+        from fedseed.orbit.replay import replay  # imported here, as it needs torch
 
         return replay(self.header, self.steps(self.check_upto(upto)), model, progress, check_all)
 
@@ -193,7 +191,10 @@ class Orbit:
 def read_file(path: str | Path) -> bytes:
     """Return a file's bytes. Raises OrbitError."""
     if is_irregular(Path(path)):
-        raise OrbitError(f"{path}: no regular file (a pipe or a device): reading it may never end")
+        raise OrbitError(
+            f"{path}: not a regular file but a pipe or a device, whose reading may "
+            "never end: give a file"
+        )
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -201,11 +202,11 @@ def read_file(path: str | Path) -> bytes:
 
 
 def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
-    """Return everything up to the first damage, and the damage.
+    """Return the orbit up to the first damage, and the damage; None if there is none.
 
     Raises OrbitError: the header is not usable.
 
-    `source` is what errors call the data.
+    `source` is a name for the data, for errors.
     """
     if len(data) < START.size or data[: len(MAGIC)] != MAGIC:
         raise OrbitError(f"{source}: not an orbit file")
@@ -248,7 +249,7 @@ def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
                 )
             break
         parts.append(record)
-    if header.first > 1:  # a compacted orbit is its one step
+    if header.first > 1:  # a compacted orbit has one step only
         complete = len(parts) == 1
         if not complete and damage is None:
             damage = Damage(f"{source}: step {header.first} is cut off", torn=False)
@@ -256,20 +257,20 @@ def scan(data: bytes, source: str) -> tuple[Orbit, Damage | None]:
 
 
 def _record(header: Header, data: bytes, position: int, step: int, last: bytes) -> Record | Damage:
-    """Return the record at `position`, which should begin with number `step`, or what is wrong
-    with it.
+    """Return the record at `position`, or the damage to it. Its first step should have number
+    `step`.
     """
 
     def damage(text: str, torn: bool = False) -> Damage:
-        # a write that was interrupted may also leave zeros: the file had grown, its content had not
-        # arrived
+        # an interrupted write may also leave zeros: the file has grown, but its content was not
+        # written
         return Damage(text, torn or not any(data[position:]))
 
     if position + HEAD.size > len(data):
         return damage(f"step {step} is cut short", torn=True)
     size, first, steps, check = HEAD.unpack_from(data, position)
     if crc32(data[position : position + HEAD.size - 4]) != check:
-        return damage(f"step {step} is damaged: its head's checksum differs")
+        return damage(f"step {step} is damaged: the checksum of its length and numbers differs")
     stop = position + FRAME + size
     if stop > len(data):
         return damage(
@@ -277,9 +278,12 @@ def _record(header: Header, data: bytes, position: int, step: int, last: bytes) 
         )
     body = data[position : stop - LINK_BYTES]
     if first != step:
-        return damage(f"step {first} stands where step {step} belongs")
+        return damage(f"step {first} is in the place of step {step}")
     if data[stop - LINK_BYTES : stop] != link(last, body):
-        return damage(f"step {step} is damaged, or follows other steps", torn=stop == len(data))
+        return damage(
+            f"step {step} is damaged, or was moved: its link does not match the steps before it",
+            torn=stop == len(data),
+        )
     part = Record(first, body[HEAD.size : -DIGEST_BYTES], body[-DIGEST_BYTES:].hex(), steps)
     if header.first > 1 and (steps != 1 or step != header.first):
         return damage(f"step {step}: a compacted orbit holds one step")
@@ -290,22 +294,22 @@ def _record(header: Header, data: bytes, position: int, step: int, last: bytes) 
     return part
 
 
-def write_orbit(path: Path, start: bytes, parts: Iterable[Record]) -> None:
-    """Write a whole orbit file, or replaces one, in one go.
+def write_orbit(path: Path, start: bytes, records: Iterable[Record]) -> None:
+    """Write a whole orbit file, or replace one, in a single operation.
 
     `start` is the header's bytes with the link (`Orbit.start`, or `begin`). Raises StorageError: it
-    can't be written; what was there before still is.
+    can't be written; an earlier file is unchanged.
     """
     last = start[-LINK_BYTES:]
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(start)
-        for part in parts:
-            data = part.encode()
-            last = link(last, data)
-            file.write(data + last)
+        for record in records:
+            parts = record.encode_parts()
+            last = link(last, *parts)
+            file.writelines([*parts, last])
 
 
 def begin(header: Header) -> bytes:
-    """Return the bytes an orbit file begins with: the header and its link."""
+    """Return the first bytes of an orbit file: the header and its link."""
     data = header.encode()
     return data + link(b"", data)

@@ -1,4 +1,4 @@
-"""An orbit's header: what replay needs besides the steps."""
+"""An orbit's header: the values that replay needs besides the steps."""
 
 import json
 import struct
@@ -22,7 +22,7 @@ from fedseed.weights.layout import ITEM_BYTES, DigestKind, Layout
 
 MAGIC = b"fedorbit"
 FORMAT = 3
-# format 2 had every setting, and called a learning rate `rate`
+# format 2 wrote all settings, also defaults, and the key `rate` for a learning rate
 READABLE = (2, 3)
 START = struct.Struct("<8sHHI")
 # The most bytes of JSON, and the most values, that a header may have for each of its compressed
@@ -31,16 +31,17 @@ START = struct.Struct("<8sHHI")
 # refused before anything is built from it.
 _INFLATION, _FREE_TEXT, _MOST_TEXT = 64, 1 << 16, 1 << 25
 _VALUES, _FREE_VALUES, _MOST_VALUES = 4, 1 << 12, 1 << 21
-# bytes of text with characters beyond ASCII: one of them makes a string four times as large
+# bytes of text that is not pure ASCII: a single wide character makes a string in memory four times
+# as large
 _MOST_WIDE = 1 << 21
-_LARGEST = 1 << 63  # numbers in a layout are below
+_LARGEST = 1 << 63  # numbers in a layout must be below this
 _MOST_SIDES = 64
-_SHOWN = 1000  # characters of what is wrong with one
-# characters of a method's settings, and of an adapter's
+_SHOWN = 1000  # characters of a validation error that are shown
+# characters of the settings of a method or an adapter
 _MOST_SETTINGS = 1 << 16
 
 
-# the readers of a header's values that are not tables
+# functions that read the header's plain values
 _READ: dict[str, Callable[[Any], Any]] = {
     "base": str,
     "base_digest": str,
@@ -59,7 +60,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
 class AdapterStart:
     """The start of an adapter's run, besides the base."""
 
-    # the adapter; with the run's seed they give its first weights
+    # the adapter's settings, which give its first weights together with the run's seed
     settings: Adapter
     # hex digest of the trainable tensors before the first step
     digest: str
@@ -77,15 +78,15 @@ class Header:
         method: the method with all its settings.
         seed: the run's seed.
         trainable: name patterns of the trainable parameters, None for all.
-        first: number of the first step that is held; above 1 only in a compacted orbit.
+        first: number of the first step in the orbit; above 1 only in a compacted orbit.
         classes: names of the classes that an image classifier tells apart, in the order of its
-            outputs; none: the base is no classifier, or was loaded with the head it has. With the
-            seed they give a new head (`models.heads`).
+            outputs; none: the base is not a classifier, or keeps its own head. With the seed they
+            give a new head (`models.heads`).
         adapter: the adapter that is tuned in place of the model, None for none.
         digest_kind: how the base and the weights are hashed (`weights.digest`); "blake2b" is not
             written down.
-        base_folder: where the base was on the machine of the run, if the recipe gave a path that is
-            another one from elsewhere; "" is not written down.
+        base_folder: the base's absolute path on the run's machine, if the recipe gave a relative
+            path; "" is not written down.
         libraries: the version of transformers that named the base's tensors, such as "transformers
             5.0.0", for messages; "" (not known, or one of the project's own bases) is not written
             down.
@@ -111,7 +112,7 @@ class Header:
     def encode(self) -> bytes:
         """Return the header's bytes, without the link.
 
-        Raises OrbitError: nobody could read them.
+        Raises OrbitError: it has values that readers would refuse.
         """
         data: dict[str, Any] = {
             field.name: getattr(self, field.name)
@@ -137,7 +138,7 @@ class Header:
 
     @classmethod
     def decode(cls, packed: bytes, format: int = FORMAT) -> "Header":
-        """Return the header from its compressed JSON, of an orbit of this format.
+        """Return the header from its compressed JSON, for an orbit of this format.
 
         Raises OrbitError: not valid.
         """
@@ -146,8 +147,8 @@ class Header:
             text = inflate.decompress(packed, _most_text(packed) + 1)
             if not inflate.eof:
                 raise OrbitError(
-                    f"orbit header: cut short, or more than {_INFLATION} times its compressed "
-                    "length"
+                    f"orbit header: it is cut short, or more than {_INFLATION} times as long as "
+                    "its compressed bytes"
                 )
             problem = _too_much(packed, text)
             if problem:
@@ -160,11 +161,11 @@ class Header:
                 raise OrbitError(f"the orbit's method is {name!r}: {REGISTRY.unknown(name)}")
             if kind is None:
                 raise OrbitError(
-                    f"the orbit's method {name!r} is unknown here (there are "
-                    f"{', '.join(REGISTRY.names())}): give the file that has it with --plugin, or "
-                    "install its package"
+                    f"the orbit's method {name!r} is unknown here (known are "
+                    f"{', '.join(REGISTRY.names())}): give the file that defines it with "
+                    "--plugin, or install its package"
                 )
-            if format == 2:  # which had other names for some settings
+            if format == 2:  # in which some settings had other names
                 for table in (data["method"], data["method"].get("training")):
                     keeps_rate = table is data["method"] and "rate" in kind.model_fields
                     if isinstance(table, dict) and "rate" in table and not keeps_rate:
@@ -197,7 +198,7 @@ class Header:
             raise OrbitError(f"orbit header is not valid: {show_text(error, _SHOWN)}") from error
 
     def check(self) -> None:
-        """Raise ValueError for values that the types allow and no orbit has."""
+        """Raise ValueError for values that fit the types but are not valid in an orbit."""
         if self.digest_kind not in get_args(DigestKind):
             kinds = ", ".join(get_args(DigestKind))
             raise ValueError(
@@ -205,7 +206,7 @@ class Header:
             )
         if self.dtype not in ITEM_BYTES:
             raise ValueError(
-                f"a base of dtype {show_text(self.dtype)}: one of {', '.join(ITEM_BYTES)} is "
+                f"the base has dtype {show_text(self.dtype)}: one of {', '.join(ITEM_BYTES)} is "
                 "expected"
             )
         check_known(self.quantization)
@@ -213,10 +214,10 @@ class Header:
         if unknown:
             raise ValueError(f"tensors of unknown dtype: {', '.join(sorted(unknown))}")
         if not 0 <= self.seed < 1 << 64:
-            raise ValueError(f"seed {self.seed}: from 0 to 2**64 - 1")
+            raise ValueError(f"seed {self.seed}: a number from 0 to 2**64 - 1 is expected")
         if not 1 <= self.first < 1 << 32 or (self.first > 1 and not self.method.catch_up.may_drop):
             raise ValueError(
-                f"a first step of {self.first}: {self.method.name} needs all steps from 1"
+                f"the first step is {self.first}: {self.method.name} needs all steps from 1"
             )
 
     @property
@@ -227,7 +228,7 @@ class Header:
         }
 
     def hashed_alike(self, other_header: "Header") -> bool:
-        """Return whether digests of both can be compared."""
+        """Return whether the digests of two headers are of one kind, and can be compared."""
         return self.digest_kind == other_header.digest_kind
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -235,14 +236,14 @@ class Header:
         return {tensor.name: tensor.shape for tensor in self.layout.tensors}
 
     def versions_apart(self, other_header: "Header") -> str:
-        """Return a note for messages where another version of transformers may explain that two
-        bases differ; "" where it can't.
+        """Return a note for messages, if another version of transformers may be the reason why two
+        bases differ; otherwise "".
         """
         if self.libraries == other_header.libraries:
             return ""
         mine, yours = self._shapes(), other_header._shapes()
         if mine == yours:
-            # an adapter's tensors are the same on bases that differ
+            # an adapter has the same tensors on different bases
             return note_other_version(self.libraries, other_header.libraries)
         counts = [
             f"{one.libraries or 'a transformers that is not named'} makes {len(tensors):,} tensors"
@@ -254,11 +255,11 @@ class Header:
         )
 
     def digest_of(self, weights: bytes) -> str:
-        """Return the digest of trained weights, whose tensors' bytes stand one after the other."""
+        """Return the digest of trained weights, given as the tensors' bytes in order."""
         return dense_digest(self.layout, weights, self.digest_kind)
 
     def of_recipe(self, method: Method, seed: int, digest: DigestKind) -> "Header":
-        """Return the header as it would be if these were the recipe's."""
+        """Return a copy of the header with this base and these trainable patterns."""
         return replace(self, method=method, seed=seed, digest_kind=digest)
 
     def start(self) -> State:
@@ -274,9 +275,8 @@ class Header:
     def differences(self, other_header: "Header") -> list[str]:
         """Return a line for each difference, such as "method.rate: 0.1, 0.2".
 
-        The base counts by its digest.
-
-        Digests of two kinds can't be compared: that they are of two kinds is what differs then.
+        Bases are compared by their digests, not by their names. If the digests are of two kinds,
+        the kind is the difference.
         """
         mine, yours = self._facts(), other_header._facts()
         if not self.hashed_alike(other_header):
@@ -294,12 +294,12 @@ class Header:
 
 
 def note_other_version(here: str, there: str) -> str:
-    """Return a note for messages about bases that differ, and were loaded by two versions of
-    transformers; "" where a version is not known or both are the same.
+    """Return a note for messages about two bases that were loaded by different versions of
+    transformers; "" if a version is not known or both are the same.
 
     Args:
-        here: libraries of this side, as `Header.libraries` has them.
-        there: libraries of the run or the orbit.
+        here: this side's `Header.libraries`.
+        there: that of the run or the orbit.
     """
     if here == there or not here or not there:
         return ""
@@ -341,14 +341,15 @@ def _most_text(packed: bytes) -> int:
 
 
 def _too_much(packed: bytes, text: bytes) -> str | None:
-    """Return the part of a header that is too large, before anything is made of it; None if there
-    is none.
+    """Return a description of the part of a header that is too large, before the header is parsed;
+    None if nothing is.
     """
     if len(text) > _most_text(packed):
         return f"{len(text):,} bytes of text in {len(packed):,} compressed ones"
     if len(text) > _MOST_WIDE and (b"\\u" in text or not text.isascii()):
         return (
-            f"{len(text):,} bytes of text and characters beyond ASCII: at most {_MOST_WIDE:,} then"
+            f"{len(text):,} bytes of text with characters beyond ASCII: at most {_MOST_WIDE:,} are "
+            "allowed then"
         )
     values = sum(map(text.count, (b",", b"[", b"{", b":")))
     if values > min(_FREE_VALUES + _VALUES * len(packed), _MOST_VALUES):
@@ -357,8 +358,8 @@ def _too_much(packed: bytes, text: bytes) -> str | None:
 
 
 def _check_sizes(data: dict[str, Any]) -> None:
-    """Raise ValueError for a layout whose products would take long, and for more settings than
-    anything has.
+    """Raise ValueError for a layout whose numbers would take long to multiply, and for settings
+    that are longer than any real ones.
     """
 
     def small(numbers: object) -> bool:
@@ -368,10 +369,13 @@ def _check_sizes(data: dict[str, Any]) -> None:
 
     for _, shape, _ in data["layout"]["tensors"]:
         if not small(shape) or len(shape) > _MOST_SIDES:
-            raise ValueError(f"a tensor's shape: at most {_MOST_SIDES} numbers from 0 to 2**63 - 1")
+            raise ValueError(
+                f"a tensor's shape must have at most {_MOST_SIDES} numbers, each "
+                "from 0 to 2**63 - 1"
+            )
     if not small(data["layout"]["boundaries"]):
-        raise ValueError("block boundaries: numbers from 0 to 2**63 - 1")
+        raise ValueError("block boundaries must be numbers from 0 to 2**63 - 1")
     for key in ("method", "adapter"):
-        # each that is unknown becomes a line of an error
+        # an error has a line for each unknown setting
         if len(json.dumps(data.get(key))) > _MOST_SETTINGS:
             raise ValueError(f"{key}: more than {_MOST_SETTINGS:,} characters of settings")

@@ -16,8 +16,8 @@ LINK_BYTES = 16
 DIGEST_BYTES = 16
 NO_DIGEST = "00" * 16
 HEAD = struct.Struct("<IIII")
-FRAME = HEAD.size + DIGEST_BYTES + LINK_BYTES  # a record's bytes besides its payload
-# steps in a record, and bytes of their payloads before packing
+FRAME = HEAD.size + DIGEST_BYTES + LINK_BYTES  # bytes of a record without its payload
+# most steps in a record, and most bytes of their payloads before packing
 MOST_PACKED = 1 << 16
 
 
@@ -29,11 +29,11 @@ class Record:
     """
 
     round: int  # the number of its (first) step, from 1
-    # the method's step, encoded; or `pack` of many
+    # the method's encoded step, or several steps packed by `pack`
     payload: bytes
     # hex digest of the trainable weights after the (last) step; zeros: not recorded
     digest: str = NO_DIGEST
-    # how many; none in the record that ends a file
+    # number of steps; 0 in the record that ends a file
     steps: int = 1
 
     @property
@@ -43,13 +43,19 @@ class Record:
 
     def encode(self) -> bytes:
         """Return the record's bytes, without the link."""
+        return b"".join(self.encode_parts())
+
+    def encode_parts(self) -> tuple[bytes, bytes, bytes]:
+        """Return the record's bytes, without the link, in three parts: head, payload, digest.
+
+        A payload of whole weights is not copied.
+        """
         head = struct.pack("<III", len(self.payload), self.round, self.steps)
-        return (
-            head + struct.pack("<I", zlib.crc32(head)) + self.payload + bytes.fromhex(self.digest)
-        )
+        check = struct.pack("<I", zlib.crc32(head))
+        return head + check, self.payload, bytes.fromhex(self.digest)
 
     def check(self, method: Method) -> None:
-        """Raise MessageError if the payload can't be that many steps; none of them is made."""
+        """Raise MessageError if the payload can't be that many steps. No step is decoded."""
         if self.steps == 1 or (self.steps == 0 and not self.payload):
             return
         if not 1 <= self.steps <= MOST_PACKED or not 0 < len(self.payload) <= MOST_PACKED:
@@ -57,7 +63,7 @@ class Record:
         check_pack(method, self.payload, self.steps)
 
     def unpack(self, method: Method) -> Iterator["Record"]:
-        """Yield its steps. Raises MessageError if the payload can't be that many."""
+        """Yield single steps. Raises MessageError if the payload can't be that many."""
         self.check(method)
         if self.steps == 1:
             yield self
@@ -70,7 +76,9 @@ class Record:
 
 @dataclass(frozen=True)
 class Steps:
-    """The single steps of records, unpacked anew in each iteration, as a step may be a bit."""
+    """The single steps of records. They are unpacked in each iteration: packed steps may be one bit
+    each.
+    """
 
     parts: Sequence[Record]
     method: Method
@@ -82,18 +90,24 @@ class Steps:
         return takewhile(lambda step: step.round <= last, chain.from_iterable(parts))
 
 
-def link(previous: bytes, data: bytes) -> bytes:
-    """Return the hash that checks `data` and chains it to what comes before."""
-    return hashlib.blake2b(previous + data, digest_size=LINK_BYTES).digest()
+def link(previous: bytes, *parts: bytes | memoryview) -> bytes:
+    """Return the hash that checks some bytes, given in parts, and chains them to what comes
+    before.
+    """
+    chain = hashlib.blake2b(previous, digest_size=LINK_BYTES)
+    for part in parts:
+        chain.update(part)
+    return chain.digest()
 
 
 def pack_records(method: Method, records: Iterable[Record]) -> Iterator[Record]:
-    """Yield steps as a finished orbit holds them: those of a step-by-step method packed, others
-    one by one.
+    """Yield the records of a finished orbit: packed steps for a step-by-step method, single steps
+    for others.
 
-    What comes out depends on the steps alone, so that an interrupted run ends in the same bytes.
-    Neighbours with payloads of one length share a record until their payloads reach MOST_PACKED
-    bytes; steps without content stay single. A packed record keeps the last one's digest only.
+    The records depend on the steps alone, so that an interrupted run ends with the same bytes.
+    Consecutive steps with payloads of equal length share a record until their payloads reach
+    MOST_PACKED bytes. Steps without content have a record each. A packed record has only the digest
+    after its last step.
     """
     together: list[Record] = []
 
@@ -117,7 +131,9 @@ def pack_records(method: Method, records: Iterable[Record]) -> Iterator[Record]:
 
 
 def ending(parts: Iterable[Record]) -> Iterator[Record]:
-    """Yield the records, and the one that ends a file: no steps, and the last digest once more."""
+    """Yield the records, then the one that ends a file: it has no steps, and repeats the last
+    digest.
+    """
     last = Record(0, b"")
     for last in parts:
         yield last

@@ -1,4 +1,4 @@
-"""Replay: the one place where recorded steps become weights.
+"""Replay: the only place where recorded steps are turned into weights.
 
 Needs torch; the rest of the orbit does not.
 """
@@ -21,16 +21,17 @@ from fedseed.weights.codes import is_movable
 from fedseed.weights.digest import base_digest
 from fedseed.weights.space import ParameterSpace
 
-SHOWN = 3  # names in a message
-# ranks and virtual tokens of an adapter up to this cost no more than a base does
+SHOWN = 3  # most names in a message
+# largest rank, and number of virtual tokens, of an adapter: memory stays below that of a base
 USUAL_SIZE = 4096
-# bytes of an adapter besides those of its base
+# most bytes of an adapter, besides those of its base
 LARGE_BYTES = 1 << 30
-# coefficients and table entries that are held back at most: 16 MiB
+# most coefficients and table entries that are held back: 16 MiB
 MAX_HELD_ENTRIES = 1 << 22
-# adds that are held back at most, however small they are
+# most adds that are held back, of any size
 MAX_HELD_STEPS = 1 << 12
-# steps times parameters that are held back at most: about a second of work, so that progress shows
+# most steps times parameters that are held back: about a second of work, so that a progress bar
+# moves
 MAX_HELD_WORK = 1 << 34
 
 
@@ -71,14 +72,14 @@ def space_of(header: Header, model: torch.nn.Module) -> ParameterSpace:
     """Return the space of the parameters that an orbit tunes, with the header's blocks and kind of
     digests.
 
-    Just these train then, whatever trains in the model as it was loaded.
+    Only these parameters are trainable then, whatever was trainable when the model was loaded.
 
     Raises:
         OrbitError: the model has no such parameters.
     """
     names = {tensor.name for tensor in header.layout.tensors}
     for name, parameter in model.named_parameters():
-        # what is quantised can't train: the layout then differs from the header's
+        # quantised parameters can't be trained: the layout differs from the header's then
         parameter.requires_grad_(name in names and is_movable(parameter))
     try:
         space = ParameterSpace(model, header.method.blocks, header.digest_kind)
@@ -93,7 +94,7 @@ def other_tensors(header: Header, model: torch.nn.Module) -> str:
     """Describe the differences between the tensors that an orbit tunes and a model's."""
     orbit_shapes = {tensor.name: tensor.shape for tensor in header.layout.tensors}
     ours = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    problem = "the base's trainable tensors or blocks are not those of the orbit"
+    problem = "the base's trainable tensors or blocks differ from the orbit's"
     absent = [name for name in orbit_shapes if name not in ours]
     if absent:
         return f"{problem}: it has no {listed(absent, SHOWN)}"
@@ -107,7 +108,7 @@ def other_tensors(header: Header, model: torch.nn.Module) -> str:
 def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
     """Return the base with the adapter that an orbit tunes; see `Orbit.equip`."""
     if adapters.is_installed(model) and header.adapter is not None:
-        # the run's base was the folder of an adapter, and is loaded with it
+        # the run's base is the folder of an adapter, so the adapter is loaded already
         check_base(header, model, adapters.base_digest)
         check_first_weights(header, model)
         return model
@@ -118,7 +119,7 @@ def equip(header: Header, model: torch.nn.Module) -> torch.nn.Module:
     sides = set(chain.from_iterable(tensor.shape for tensor in header.layout.tensors))
     base_bytes = sum(parameter.nbytes for parameter in model.parameters())
     is_huge = header.layout.dense_bytes > base_bytes + LARGE_BYTES
-    # larger than the tensors of the header, or than any base needs
+    # rank or tokens are larger than the header's tensors, or than any base needs
     for name, number in settings.items():
         if number is not None and number > USUAL_SIZE and (is_huge or number not in sides):
             raise OrbitError(
@@ -137,7 +138,7 @@ def check_first_weights(header: Header, model: torch.nn.Module) -> None:
     digest = adapters.start_digest(model, space_of(header, model))
     if header.adapter is not None and digest != header.adapter.digest:
         raise OrbitError(
-            f"the adapter starts with digest {digest}, the run's started with "
+            f"the adapter's first weights have digest {digest}, those of the run "
             f"{header.adapter.digest}"
         )
 
@@ -157,7 +158,7 @@ def check_base(
 
 
 def libraries_here(model: torch.nn.Module) -> str:
-    """Return the libraries that named a model's tensors here; "" for other modules."""
+    """Return the libraries that named a model's tensors on this machine; "" for other modules."""
     if not hasattr(model, "config"):
         return ""
     import transformers
@@ -166,8 +167,8 @@ def libraries_here(model: torch.nn.Module) -> str:
 
 
 def _other_version(header: Header, model: torch.nn.Module) -> str:
-    """Return the reason why tensors may have other names than the orbit's, though the files are the
-    same.
+    """Return a note that another version of transformers may name the tensors of the same files in
+    another way.
     """
     import transformers
 
@@ -208,7 +209,7 @@ def catch_up(
     """
     steps = list(records) if isinstance(records, Iterator) else records
     last = max((i for i, record in enumerate(steps) if record.digest != NO_DIGEST), default=-1)
-    # many steps in one pass over the weights, where nobody looks at them in between
+    # several steps share one pass over the weights, if no digest is needed between them
     pending = Pending(space)
     for i, record in enumerate(steps):
         try:
@@ -232,12 +233,11 @@ def catch_up(
 
 
 class Pending:
-    """Many changes in one pass over the weights: they are held back, and carried out together by
-    `flush`.
+    """Changes that are held back, so that `flush` can carry them out in one pass over the weights.
 
-    The bits are those of one change at a time: a sum that is rebuilt from the base, or whole
-    weights, replace all that was before; other steps keep their roundings, each in its place, while
-    a piece of the weights is in the cache.
+    The result has the same bits as one change at a time. A sum that is rebuilt from the base, or
+    whole weights, replace all earlier changes. Other steps are rounded one after the other, while a
+    piece of the weights is in the cache.
 
     Args:
         space: the parameter space; while changes are held back its weights are those of an earlier
@@ -246,7 +246,7 @@ class Pending:
 
     def __init__(self, space: ParameterSpace) -> None:
         self._space = space
-        self._first: Rebuild | Replace | None = None  # what the adds come after
+        self._first: Rebuild | Replace | None = None  # a change that is carried out before the adds
         self._adds: list[Add] = []
         self._factors: list[AddFactors] = []
         self._held = 0
@@ -267,7 +267,7 @@ class Pending:
                 self._adds.append(change)
                 self._held += sum(map(_entries, change.terms))
         else:
-            # running averages, averages of branches and stochastic rounding take every step in turn
+            # changes with running averages, branches or stochastic rounding need a pass each
             self.flush()
             self._space.apply(change)
         steps = len(self._adds) + len(self._factors)
@@ -288,7 +288,7 @@ class Pending:
 
 
 def _entries(term: Term) -> int:
-    """Coefficients of a term, or entries of its basis' table."""
+    """Return the number of a term's coefficients, or of the entries of its basis' table."""
     return max(
         sum(len(c) if hasattr(c, "__len__") else 1 for c in term.coefficients), term.basis.tile
     )

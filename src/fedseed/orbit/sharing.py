@@ -1,8 +1,8 @@
-"""Share an orbit: put it into a folder or a repository of the Hugging Face hub, and get it again.
+"""Share an orbit: copy it to a folder or a repository of the Hugging Face hub, and back.
 
-A place is a folder (a path that begins with ".", "/" or "~", or that is there), an address
-file:///..., or OWNER/NAME, a model repository of the hub, at HF_ENDPOINT. The file there is called
-model.orbit. The hub's client, huggingface_hub, comes with the extra `train`.
+A place is a folder (a path that exists, or begins with ".", "/" or "~"), an address file:///..., or
+OWNER/NAME, a model repository of the hub, at HF_ENDPOINT. The file there is called model.orbit. The
+hub's client, huggingface_hub, comes with the extra `train`.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ NAME = "model.orbit"
 
 
 def folder_of(place: str) -> Path | None:
-    """Return the folder that a place is; None: it is a repository of the hub.
+    """Return the folder that a place names; None: it is a repository of the hub.
 
     Raises:
         RecipeError: it is neither.
@@ -38,7 +38,7 @@ def folder_of(place: str) -> Path | None:
         return path
     if parts.scheme or place.count("/") != 1 or not all(place.split("/")):
         raise RecipeError(
-            f"{place}: give a folder that is there (or begins with ./), file:///FOLDER, or "
+            f"{place}: give a folder that exists (or begins with ./), file:///FOLDER, or "
             "OWNER/NAME of the hub"
         )
     return None
@@ -49,30 +49,30 @@ def push_orbit(path: Path, place: str, private: bool = False, force: bool = Fals
 
     Args:
         path: the orbit's file; it must be whole.
-        place: where to.
-        private: make a new repository of the hub private.
-        force: replace another orbit that is there.
+        place: the folder or repository.
+        private: whether a new repository of the hub is private.
+        force: whether to replace another orbit in this place.
 
     Returns:
-        Where it is now.
+        The orbit's new path or address.
 
     Raises:
-        OrbitError: the file is no orbit, is damaged, or its run goes on.
+        OrbitError: the file is not an orbit, is damaged, or its run is not over.
         RecipeError: the place is not valid.
-        FedseedError: another orbit is there, or the hub refuses.
+        FedseedError: the place has another orbit, or the hub refuses it.
     """
     orbit = Orbit.open(path)
     if not orbit.complete:
         raise OrbitError(
-            f"{path}: its run is not over; share it then, or write what there is to an orbit of "
-            "its own with `fedseed orbit rollback`"
+            f"{path}: its run is not over: share it afterwards, or write its steps so far to "
+            "another file with `fedseed orbit rollback`"
         )
     data, folder = path.read_bytes(), folder_of(place)
     if folder is None:
         return _push_to_hub(data, place, private, force)
     destination = folder / NAME
     if destination.exists() and destination.read_bytes() != data and not force:
-        raise FedseedError(f"{destination} is another orbit: choose another place, or say --force")
+        raise FedseedError(f"{destination} is another orbit: choose another place, or give --force")
     make_folder(folder)
     write_whole(destination, data)
     return str(destination)
@@ -91,7 +91,7 @@ def _push_to_hub(data: bytes, place: str, private: bool, force: bool) -> str:
         hub.create_repo(place, private=private, exist_ok=True)
         if not force and hub.file_exists(place, NAME) and _fetch(place) != data:
             raise FedseedError(
-                f"{place} has another orbit: choose another name, or say --force (the hub keeps "
+                f"{place} has another orbit: choose another name, or give --force (the hub keeps "
                 "the old one in its history)"
             )
         commit = hub.upload_file(
@@ -101,15 +101,15 @@ def _push_to_hub(data: bytes, place: str, private: bool, force: bool) -> str:
             commit_message="Add the orbit of a fedseed run",
         )
     except (HfHubHTTPError, OSError, ValueError) as error:
-        raise FedseedError(f"{place}: the hub did not take it: {first_line(error)}") from error
+        raise FedseedError(f"{place}: the hub refused the orbit: {first_line(error)}") from error
     return str(commit.commit_url)
 
 
 def pull_orbit(place: str, destination: Path) -> Orbit:
-    """Get an orbit from a folder or a repository; the file is checked before it takes its place.
+    """Get an orbit from a folder or a repository. It is checked before the file is made.
 
     Args:
-        place: where it is.
+        place: the folder or repository.
         destination: the file to write; it must not exist.
 
     Raises:
@@ -118,7 +118,7 @@ def pull_orbit(place: str, destination: Path) -> Orbit:
         FedseedError: the place has no orbit, or `destination` exists already.
     """
     if destination.exists():
-        raise FedseedError(f"{destination}: there already; choose another name with --out")
+        raise FedseedError(f"{destination} exists already: choose another name with --out")
     folder = folder_of(place)
     if folder is None:
         data = _fetch(place)
@@ -138,7 +138,10 @@ def pull_orbit(place: str, destination: Path) -> Orbit:
 
 
 def _fetch(place: str) -> bytes:
-    """Return the orbit in a repository. Raises FedseedError: it can't be had."""
+    """Return the bytes of the orbit in a repository.
+
+    Raises FedseedError: it can't be downloaded.
+    """
     try:
         from huggingface_hub import hf_hub_download
     except ModuleNotFoundError as error:
@@ -148,5 +151,8 @@ def _fetch(place: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         try:
             return Path(hf_hub_download(place, NAME, local_dir=folder)).read_bytes()
-        except Exception as error:  # of the hub's client, whose errors have changed before
-            raise FedseedError(f"{place}: {NAME} can't be had: {first_line(error)}") from error
+        # the classes of the hub client's errors have changed between versions
+        except Exception as error:
+            raise FedseedError(
+                f"{place}: {NAME} can't be downloaded: {first_line(error)}"
+            ) from error

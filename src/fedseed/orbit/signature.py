@@ -1,8 +1,8 @@
-"""Signs orbit files with Ed25519 and checks their signatures.
+"""Sign orbit files with Ed25519, and check their signatures.
 
-A signature stands beside its file, in PATH.sig: the 64 bytes of RFC 8032 over the file's bytes, so
-that other tools can check it (openssl pkeyutl -verify -pubin -inkey KEY.pub -rawin -in PATH
--sigfile PATH.sig). Keys are PEM.
+A signature is in a file PATH.sig beside the orbit's: the 64 bytes of RFC 8032 over the file's
+bytes, so that other tools can check it (openssl pkeyutl -verify -pubin -inkey KEY.pub -rawin -in
+PATH -sigfile PATH.sig). Keys are PEM.
 """
 
 import os
@@ -71,8 +71,8 @@ def sign(path: Path, key_file: Path) -> Path:
 
 
 def verify(path: Path, key_file: Path, signature: Path | None = None) -> None:
-    """Raise OrbitError unless a signature (by default PATH.sig) is that of a public key, PEM, for
-    an orbit's file.
+    """Raise OrbitError unless a signature (by default PATH.sig) of an orbit's file is valid for a
+    public key (PEM).
     """
     try:
         key = serialization.load_pem_public_key(read_file(key_file))
@@ -85,5 +85,5 @@ def verify(path: Path, key_file: Path, signature: Path | None = None) -> None:
         key.verify(read_file(signature), read_file(path))
     except InvalidSignature as error:
         raise OrbitError(
-            f"{path}: {signature.name} is not this key's signature of this file"
+            f"{path}: {signature.name} is not a signature of this file by this key"
         ) from error

@@ -1,4 +1,4 @@
-"""Writes an orbit while a run goes on, and takes up one that an interrupted run has left."""
+"""Write an orbit during a run, and continue one after an interruption."""
 
 from pathlib import Path
 
@@ -17,12 +17,12 @@ class OrbitWriter:
     Args:
         path: the file.
         header: what replay needs.
-        resume: the file exists: go on after its last whole record. What an interrupted write has
-            left behind it is cut off (`cut` says what). Without it the file must not exist.
+        resume: whether the file exists and is continued after its last whole record. The rest of an
+            interrupted write is cut off (`cut` describes it). If False, the file must not exist.
 
     Raises:
-        OrbitError: the file exists, or can't be taken up: it is damaged before its last record, or
-            of another run.
+        OrbitError: the file exists; or it can't be continued, as it is damaged before its last
+            record or belongs to another run.
         StorageError: it can't be written.
     """
 
@@ -31,16 +31,16 @@ class OrbitWriter:
         self.cut: str | None = None
         if not resume:
             if path.exists():
-                raise OrbitError(f"{path}: there is an orbit already")
-            write_orbit(path, begin(header), ())  # the header is there as a whole or not at all
+                raise OrbitError(f"{path}: the orbit exists already")
+            write_orbit(path, begin(header), ())  # a file has a whole header, or does not exist
         orbit, damage = scan(read_file(path), str(path))
         differences = orbit.header.differences(header)
         if differences:
             raise OrbitError(f"{path} is the orbit of another run: {differences[0]} here")
         if damage is not None and not damage.torn:
             raise OrbitError(
-                f"{damage.text}; this is no write that was interrupted, so nothing is cut off: "
-                f"`fedseed orbit rollback --to {orbit.last}` saves what comes before"
+                f"{damage.text}; an interrupted write can't be the cause, so nothing is cut off: "
+                f"`fedseed orbit rollback --to {orbit.last}` saves the steps before it"
             )
         self._method = header.method
         self._link = orbit.end
@@ -54,10 +54,7 @@ class OrbitWriter:
         self._complete = orbit.complete
 
     def take(self) -> Orbit:
-        """Return, once, the orbit that the file held when it was taken up.
-
-        It is not kept, to save memory.
-        """
+        """Return the orbit that the file had when it was opened, and forget it, to save memory."""
         assert self.orbit is not None
         orbit, self.orbit = self.orbit, None
         return orbit
@@ -65,29 +62,31 @@ class OrbitWriter:
     def append(self, record: Record, sync: bool = True) -> None:
         """Write one step.
 
-        Raises OrbitError: not the next one; StorageError: can't be written, the file is as before.
+        Raises OrbitError: it is not the next step; StorageError: it can't be written, and the file
+        is unchanged.
 
-        Without `sync` it is not on disk yet when this returns (`sync()` does that): for runs that
-        have it elsewhere.
+        Without `sync` the step may not be on disk when this returns (call `sync()` for that). Runs
+        that keep the step elsewhere, too, use this.
         """
         if self._complete:
             raise OrbitError(f"{self.path}: the orbit is complete, nothing can be added")
         if record.round != self.last + 1:
             raise OrbitError(f"{self.path}: step {record.round} can't follow step {self.last}")
-        data = record.encode()
-        next_link = link(self._link, data)
-        self._file.append(data + next_link, sync)
+        parts = record.encode_parts()
+        next_link = link(self._link, *parts)
+        self._file.append(*parts, next_link, sync=sync)
         self._link, self.last, self._digest = next_link, record.round, record.digest
 
     def sync(self) -> None:
-        """Brings everything to the disk."""
+        """Wait until all records are on disk."""
         self._file.sync()
 
     def close(self) -> None:
-        """Ends the file, as the run is over; a step-by-step method's records are packed, in one go.
+        """End the file, as the run is over. For a step-by-step method, the file is replaced by one
+        with packed records.
 
         Raises:
-            StorageError: it can't be written; the file is as before.
+            StorageError: it can't be written; the file is unchanged.
         """
         if not self._complete:
             if self._method.stepwise:
@@ -97,10 +96,10 @@ class OrbitWriter:
                 )
             else:
                 data = Record(self.last + 1, b"", self._digest, steps=0).encode()
-                self._file.append(data + link(self._link, data))
+                self._file.append(data, link(self._link, data))
             self._complete = True
         self.release()
 
     def release(self) -> None:
-        """Closes the file as it is."""
+        """Close the file as it is."""
         self._file.close()

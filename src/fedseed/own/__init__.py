@@ -1,3 +1,3 @@
-"""Interfaces for a user's own programs: an optimiser for any torch loop, models out of orbits and a
-server of them.
+"""Interfaces for a user's own programs: an optimiser for any torch loop, models from orbits, and a
+server for them.
 """

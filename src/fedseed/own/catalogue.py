@@ -1,4 +1,4 @@
-"""The orbits that are served, by the names that requests use, as the files are now."""
+"""Find the orbits to serve, by the names that requests use, from the current files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,11 +20,11 @@ class FileStamp(NamedTuple):
 
 
 class Catalogue:
-    """Orbits' files, some of which may be gone, changed or new at any time.
+    """The files of orbits, which may appear, change or disappear at any time.
 
     Args:
         sources: orbits by name.
-        folders: folders of runs and orbits: each one in it, now or later, is served.
+        folders: folders of runs and orbits; each orbit in them, now or later, is served.
     """
 
     def __init__(self, sources: Mapping[str, Source], folders: Sequence[Path] = ()) -> None:
@@ -65,9 +65,8 @@ def _stamp(path: Path | None) -> FileStamp | None:
 
 
 def orbits_in(folder: Path) -> dict[str, Path]:
-    """Return the orbits of a folder's runs, and those that lie in it, by name, in its order.
-
-    Where a run and an orbit's file have one name, the run has it.
+    """Return the orbits of a folder's runs, and the orbit files in it, by name, in the folder's
+    order. A run takes precedence over an orbit file of the same name.
     """
     orbits: dict[str, Path] = {}
     try:
@@ -97,8 +96,8 @@ def name_sources(orbits: Sequence[str]) -> dict[str, Source]:
     """Return the places of orbits, by the names that requests use.
 
     Args:
-        orbits: runs' folders and orbits' files; one goes by the name of its folder or file, or by
-            NAME as "NAME=PATH".
+        orbits: runs' folders and orbits' files; each has the name of its folder or file, or NAME if
+            given as "NAME=PATH".
 
     Raises:
         RecipeError: there is no such orbit, or two have one name.
@@ -109,11 +108,15 @@ def name_sources(orbits: Sequence[str]) -> dict[str, Source]:
         source = find_source(place if name_given else text)
         if source.orbit is None:
             raise RecipeError(
-                f"{text}: not an orbit: whole weights can't be swapped; serve their export alone"
+                f"{text}: not an orbit: whole weights can't be swapped; export the model, and "
+                "serve it alone"
             )
         path = source.orbit.resolve()
         name = name or (path.parent.name if path.stem == "model" else path.stem)
         if name in sources:
-            raise RecipeError(f'{text}: another one is called "{name}"; name it, as in mine={text}')
+            raise RecipeError(
+                f'{text}: another orbit has the name "{name}"; give this one a '
+                f"name, as in mine={text}"
+            )
         sources[name] = source
     return sources

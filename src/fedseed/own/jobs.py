@@ -9,12 +9,12 @@ from typing import Any
 
 from fedseed.federation.client.state import WorkThread
 
-# seconds that a client is asked to wait at most
+# most seconds that a client is asked to wait
 LONGEST_RETRY = 60
 
 
 class QueueFullError(Exception):
-    """As many jobs are waiting as may wait."""
+    """The queue is full: no further job may wait."""
 
 
 class JobCancelledError(Exception):
@@ -22,7 +22,7 @@ class JobCancelledError(Exception):
 
 
 class Job:
-    """The work for one client: it reports events, and ends early once it is cancelled.
+    """The work for one client, which reports events, and ends early if it is cancelled.
 
     It is made by `JobQueue.submit` within an event loop.
     """
@@ -34,15 +34,15 @@ class Job:
         self._task: asyncio.Task[None] | None = None
 
     def tell(self, event: Any) -> None:
-        """Pass an event to whoever reads `events`; may be called in any thread."""
+        """Pass an event to the reader of `events`; may be called in any thread."""
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     def is_cancelled(self) -> bool:
-        """Return whether nobody waits for the result any more; may be called in any thread."""
+        """Return whether the job is cancelled; may be called in any thread."""
         return self._was_cancelled.is_set()
 
     def cancel(self) -> None:
-        """End the job: at once if it was not begun, else where it next asks `is_cancelled`."""
+        """End the job: at once if it has not begun, otherwise when it calls `is_cancelled`."""
         self._was_cancelled.set()
         if self._task is not None:
             self._task.cancel()
@@ -53,7 +53,7 @@ class Job:
         task.add_done_callback(self._finish)
 
     def _finish(self, task: "asyncio.Task[None]") -> None:
-        # for example by the server's end, while the thread still works
+        # the server may end it while the thread still works
         if task.cancelled():
             self._was_cancelled.set()
         self._events.put_nowait(task)
@@ -79,12 +79,12 @@ class Job:
 
 
 class JobQueue:
-    """Jobs in the order in which they come, one at a time, in a thread of their own."""
+    """A queue that runs jobs in their order of arrival, one at a time, in a thread of its own."""
 
     def __init__(self) -> None:
         self._thread = WorkThread()
         self._jobs = set[Job]()
-        # what a job takes, an average in which newer ones count more
+        # mean seconds of a job, with more weight on newer jobs
         self._seconds = 1.0
         self._started: float | None = None  # when the current job was begun
 
@@ -101,7 +101,7 @@ class JobQueue:
 
     @property
     def retry_seconds(self) -> int:
-        """Return in how many seconds there is likely room again."""
+        """Return the seconds after which the queue is likely to have room again."""
         expected = max(self._seconds, self.working_seconds)
         return min(LONGEST_RETRY, max(1, math.ceil(expected)))
 
@@ -110,7 +110,7 @@ class JobQueue:
 
         Args:
             work: is called in the queue's thread with its job.
-            limit: the most jobs at a time, with the one that is worked on.
+            limit: the most jobs at a time, the running one included.
 
         Raises:
             QueueFullError: too many jobs are waiting.

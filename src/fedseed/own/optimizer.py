@@ -1,5 +1,5 @@
-"""An optimiser for any torch loop that needs losses alone, and writes an orbit if asked: a tuned
-model in kilobytes.
+"""An optimiser for any torch loop that needs only losses, and can write an orbit: a tuned model in
+kilobytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ Closure = Callable[[], Any]
 
 
 class _Closures(Objective):
-    """Takes a closure of the loop for an example: its loss is what the closure returns."""
+    """Treats a closure of the loop as an example whose loss is the closure's result."""
 
     def items(self, example: Closure) -> list[Closure]:
         return [example]
@@ -41,8 +41,8 @@ class _Closures(Objective):
 
 
 class ZOOptimizer:
-    """Tunes a model by forward passes alone: MeZO, or another method whose round is one step, in a
-    loop of one's own.
+    """Tunes a model in the user's own loop by forward passes alone: MeZO, or another method whose
+    round is one step.
 
     A step is a call with a closure that returns the loss of a batch; it is called twice (or more
     often, as the method needs) at weights that are moved a little, without gradients and with the
@@ -53,19 +53,19 @@ class ZOOptimizer:
         model: any torch module; the parameters that require gradients are tuned, in place.
         method: the method; None: MeZO with `settings`.
         seed: decides the directions.
-        orbit: a file for the steps, from which anybody with the base makes the tuned model
-            (`fedseed.from_orbit`); None: none is written. `close` ends it, as leaving a `with`
-            block does.
-        resume: if the file is there, the model, which must be the base again, takes its steps first
-            (`steps` has their number), and new ones come after them.
+        orbit: a file for the steps, from which `fedseed.from_orbit` makes the tuned model on any
+            machine with the base; None: none is written. `close`, or the end of a `with` block,
+            completes it.
+        resume: if the file exists, apply its steps to the model, which must be the base again, and
+            append new ones (`steps` has their number).
         base: the name or folder that others load the base from; None: what transformers calls it.
         settings: MeZO's (`learning_rate=1e-6`, `scale=1e-3`, `estimates=4`, `optimizer="adam"`,
             ...).
 
     Raises:
-        RecipeError: the method's rounds are more than a step, it needs examples one by one,
-            nothing is trainable, or all of a quantised base is.
-        OrbitError: there is an orbit already; with `resume` it is damaged, of another base or of
+        RecipeError: a round of the method is more than one step, the method needs single examples,
+            no parameter is trainable, or a whole quantised base is.
+        OrbitError: the orbit exists already; with `resume`: it is damaged, or has another base or
             other settings.
     """
 
@@ -87,7 +87,8 @@ class ZOOptimizer:
             )
         if getattr(self.method, "population", 1) > 1 or (settings and method is not None):
             raise RecipeError(
-                "ZOOptimizer: give settings or a method; and no population, which divides batches"
+                "ZOOptimizer: give either settings or a method, and no population, which would "
+                "divide batches"
             )
         # a closure stands for one example, measured once
         self.method = self.method.model_copy(update={"batch": 1})
@@ -101,7 +102,7 @@ class ZOOptimizer:
         self.steps = 0
         self._writer: OrbitWriter | None = None
         self._ended = False
-        # the newest step: the last one is written with the weights' digest
+        # the newest step is held back: the last one is written with the weights' digest
         self._held: Record | None = None
         if self.method.from_base:
             self.space.keep_base(stored_weights(model), often=self.method.rebuilds_each_step)
@@ -138,7 +139,7 @@ class ZOOptimizer:
             orbit = self._writer.take()
             self.state = catch_up(self.method, self.state, self.space, orbit.records)
             self.steps = len(orbit)
-            if orbit.complete:  # it goes on: its end is taken away
+            if orbit.complete:  # the run continues, so the record that ends the file is removed
                 self._writer.release()
                 write_orbit(path, orbit.start, orbit.parts)
                 self._writer = OrbitWriter(path, header, resume=True)
@@ -151,15 +152,16 @@ class ZOOptimizer:
                 each call.
 
         Returns:
-            The mean of the losses that were measured; NaN: one was not finite, and the step leaves
-            the weights as they are.
+            The mean of the losses that were measured; NaN: one was not finite, and the weights are
+            unchanged.
 
         Raises:
-            OrbitError: the orbit is ended, so that the step would not be in it.
+            OrbitError: the orbit is complete, so it could not have the step.
         """
         if self._ended:
             raise OrbitError(
-                "this optimiser's orbit is ended (close): a further step would not be in it"
+                "this optimiser's orbit was completed by close(): make another optimiser for "
+                "further steps"
             )
         self.steps += 1
         training = [module for module in self.space.model.modules() if module.training]
@@ -194,7 +196,7 @@ class ZOOptimizer:
         return self.space.digest()
 
     def close(self) -> None:
-        """End the orbit, if there is one. Once more does nothing."""
+        """Complete the orbit, if there is one. Further calls do nothing."""
         if self._writer is not None:
             self._write(self.digest())
             self._writer.close()

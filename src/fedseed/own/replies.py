@@ -19,7 +19,7 @@ LAST_EVENT = "data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class Begun:
-    """The model is about to write; nothing about the request itself can fail any more."""
+    """The model begins to write: the request is valid."""
 
     tool_format: ToolFormat | None = None
 
@@ -180,7 +180,7 @@ class ChatReply(Reply):
     def finish(self, finished: Finished) -> Iterator[str]:
         self._written.append(finished.written)
         yield from self._write_parts(self._reader.finish())
-        # clients join the pieces of content as texts
+        # clients concatenate the pieces of content, so each must be a text
         delta = {}
         if not self._reader.has_calls:
             delta = {"content": ""}

@@ -17,10 +17,10 @@ from starlette.requests import Request
 
 LARGEST = 1 << 20  # bytes of a request
 MOST_PROMPTS = 64  # of a request
-READ_SECONDS = 60  # in which a request's body must have come
-# OpenAI itself takes up to 2; what is drawn at 100 is as good as evenly drawn
+READ_SECONDS = 60  # seconds within which a request's body must arrive
+# OpenAI itself takes up to 2; at 100 tokens are drawn almost uniformly
 HIGHEST_TEMPERATURE = 100
-# characters of a request's own words that an error repeats
+# most characters of a request that an error quotes
 SHOWN = 200
 OTHER_ROLES = {"developer": "system", "function": "tool"}  # as in training
 Text = Annotated[str, Field(min_length=1)]
@@ -30,10 +30,10 @@ class RefusedError(Exception):
     """A request is not answered.
 
     Args:
-        status: HTTP's.
+        status: the HTTP status.
         message: what is wrong, and what to do.
         param: the request's key that is wrong.
-        code: what OpenAI calls it.
+        code: OpenAI's code for it.
         retry_seconds: when to ask again; None: asking again does not help.
     """
 
@@ -69,7 +69,7 @@ class TextFormat(BaseModel):
 
 
 class Asked(BaseModel):
-    """Has what all requests have: OpenAI's keys and defaults."""
+    """The keys of all requests, with OpenAI's names and defaults."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -104,7 +104,7 @@ class Asked(BaseModel):
     @model_validator(mode="after")
     def _check_stream_options(self) -> "Asked":
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options: they are for a stream (stream: true)")
+            raise ValueError("stream_options: only for a stream (stream: true)")
         return self
 
 
@@ -167,7 +167,8 @@ class Call(BaseModel):
 class Turn(BaseModel):
     """A message of a conversation.
 
-    Further keys, such as `name`, `tool_call_id` or `reasoning_content`, are the chat template's.
+    Further keys, such as `name`, `tool_call_id` or `reasoning_content`, are passed to the chat
+    template.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -214,7 +215,7 @@ class Tool(BaseModel):
 
 
 def _check_tool(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool as it was given: chat templates write its keys in their order."""
+    """Return a tool unchanged: chat templates write its keys in their order."""
     try:
         Tool.model_validate(value)
     except ValidationError as error:
@@ -286,16 +287,15 @@ async def _read_body(request: Request) -> bytes:
 
 
 async def read_request(request: Request, kind: type[AskedKind]) -> AskedKind:
-    """Return the content of a request, checked.
-
-    Null is the default, and so is what would change nothing (logprobs: false).
+    """Return the checked content of a request. Null stands for the default. Values that would
+    change nothing (logprobs: false) are accepted.
 
     Args:
         request: the request.
         kind: what it may ask for.
 
     Raises:
-        RefusedError: it is too large, too slow or no JSON, or asks for something unknown.
+        RefusedError: it is too large, too slow or not JSON, or has an unknown key or value.
     """
     try:
         data = await asyncio.wait_for(_read_body(request), READ_SECONDS)

@@ -1,7 +1,7 @@
-"""Serves models as OpenAI's interface has it: one base in memory becomes the model of the orbit
+"""Serve models with OpenAI's interface: one base in memory is turned into the model of the orbit
 that a request names.
 
-One thread answers requests, one after the other. What speaks HTTP comes with the extra `serve`.
+One thread answers requests, one after the other. The HTTP libraries come with the extra `serve`.
 """
 
 import asyncio
@@ -54,12 +54,12 @@ from fedseed.runs.tuned import Source, base_of
 __all__ = ["ChatCompletion", "Completion", "Service", "Turn", "name_sources"]
 
 MOST_WAITING = 64  # requests at a time
-# in which answers may still be finished once the server is to end
+# seconds for finishing answers when the server ends
 ENDING_SECONDS = 5
-# nobody sees it: the client has left
+# no client sees this text: it has left
 CLIENT_LEFT = 499
 ENDING = "the server ends: ask again once it is back"
-FAILED = "the server has failed; its log says why"
+FAILED = "the server has failed; see the reason in its log"
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 LOG = logging.getLogger(__name__)
 
@@ -73,15 +73,15 @@ class Service:
     An orbit whose file is written anew is read again; one whose file is gone is not served.
 
     Args:
-        sources: what `named` returns.
-        base: where the base is; None: where the first orbit's run had it.
-        device: where it lies.
+        sources: orbits by name, from `name_sources`.
+        base: name or folder of the base; None: as in the first orbit's run.
+        device: the base's device.
         keep: the number of models whose weights stay in memory, those used last (`Swapper`).
-        most_tokens: new tokens of an answer at most.
-        folders: folders of runs and orbits: each one in them, now or later, is served.
+        most_tokens: the most new tokens of an answer.
+        folders: folders of runs and orbits; each orbit in them, now or later, is served.
 
     Raises:
-        RecipeError: there is no orbit, the base can't be had, or writes no text.
+        RecipeError: there is no orbit, or the base can't be loaded or writes no text.
         OrbitError: one is damaged, of another base, or tunes an adapter.
     """
 
@@ -102,7 +102,7 @@ class Service:
         model, self.tokenizer = base_of(Orbit.open(first).header, first, base, device)
         Writer(model, self.tokenizer)
         self._base_template = self.tokenizer.chat_template
-        self._stamps: dict[str, Any] = {}  # of the orbits in memory
+        self._stamps: dict[str, Any] = {}  # the orbits in memory
         self.templates: dict[str, Any] = {}
         self.swapper = Swapper(model, keep=keep)
         for name, source in sources.items():
@@ -138,7 +138,7 @@ class Service:
         return Starlette(routes=routes, exception_handlers=handlers)
 
     async def health(self, request: Request) -> Response:
-        """Answer whether requests are taken, and what the server does."""
+        """Answer with the server's state: whether it takes requests, and its current work."""
         queue = self._queue
         return JSONResponse(
             {
@@ -213,7 +213,7 @@ class Service:
     async def _answer(
         self, request: Request, completion_request: Asked, prepare: Prepare, reply: Reply
     ) -> Response:
-        """Return the answers to a request, once all that was asked before is answered."""
+        """Return the answers to a request after all earlier requests are answered."""
         source = self._find(completion_request.model)
         most_tokens = completion_request.most_tokens
         if most_tokens is not None and most_tokens > self.most:
@@ -226,7 +226,7 @@ class Service:
         watcher = asyncio.ensure_future(_cancel_when_client_leaves(request, job))
         job.on_end(watcher.cancel)
         events = job.events()
-        # what is wrong with the request shows before its first event
+        # errors of the request appear before its first event
         beginning = await anext(events)
         if completion_request.stream:
             return StreamingResponse(
@@ -249,7 +249,7 @@ class Service:
             ) from error
 
     def _write(self, job: Job, completion_request: Asked, source: Source, prepare: Prepare) -> None:
-        """Tell a job's client what the model writes; runs in the queue's thread."""
+        """Pass the model's text to a job's client; runs in the queue's thread."""
         model = self._model_of(completion_request.model, source)
         self.tokenizer.chat_template = self.templates[completion_request.model]
         seed = secrets.randbits(63) if completion_request.seed is None else completion_request.seed
@@ -307,7 +307,7 @@ class Service:
         self._stamps.pop(name, None)
 
     def serve(self, host: str, port: int, ready: Any = print) -> None:
-        """Answer requests until it is interrupted.
+        """Answer requests until the program is interrupted.
 
         Args:
             host: the address.
@@ -329,7 +329,7 @@ class Service:
 
 
 class _PatientServer(uvicorn.Server):
-    """A server that ends once its answers are finished, or have had some time for it."""
+    """A server that ends when its answers are finished, or after a time limit."""
 
     def __init__(self, config: uvicorn.Config, queue: JobQueue) -> None:
         super().__init__(config)
@@ -370,7 +370,7 @@ async def _stream(
     except JobCancelledError:
         yield event({"error": error_body(RefusedError(503, ENDING))})
         yield LAST_EVENT
-    except Exception as error:  # the status is sent already: an event has to say it
+    except Exception as error:  # the HTTP status is sent already, so the error goes into an event
         yield event({"error": error_body(_as_refusal(error))})
         yield LAST_EVENT
     finally:

@@ -1,4 +1,4 @@
-"""Makes models out of orbits: one by name, or many in turn on one base in memory."""
+"""Make models from orbits: one by name, or many in turn on one base in memory."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -24,9 +24,9 @@ def from_orbit(
 
     Args:
         path: an orbit's file, or a run's folder.
-        base: where the base is: a name, or its folder; None: where the run had it.
+        base: name or folder of the base; None: as in the run.
         upto: number of the last step to apply; None: all.
-        device: where the model is to lie.
+        device: the model's device.
 
     Raises:
         RecipeError: there is no such file, or its base is not found.
@@ -36,20 +36,19 @@ def from_orbit(
 
 
 class Swapper:
-    """One base in memory that becomes the models of many orbits in turn, each to its exact bits.
-
-    What an orbit has moved goes back by a copy of the base's own bits, never by subtraction; its
-    steps are made anew from seeds and coefficients. The base is hashed once; an orbit's digest is
+    """One base in memory that is turned into the models of many orbits, each with its exact bits.
+    To leave an orbit, the base's bits are copied back, never computed by subtraction. An orbit's
+    steps are regenerated from seeds and coefficients. The base is hashed once; an orbit's digest is
     compared when it is first used.
 
     Args:
         base: its name or folder, or a model that is loaded, at its base.
         orbits: files by name; others can be added later.
-        keep: the number of orbits whose weights stay in memory, those used last, to be copied and
-            not made anew.
-        dtype: what a base is loaded in.
+        keep: the number of orbits whose weights stay in memory, the last used ones; they are copied
+            and not recomputed.
+        dtype: the dtype in which a base is loaded.
         quantization: how it is quantised as it is loaded (`model.quantization`); None: not at all.
-        device: where it is to lie.
+        device: the base's device.
 
     Raises:
         RecipeError: the base can't be loaded.
@@ -71,11 +70,12 @@ class Swapper:
             base, self.tokenizer = load_model(base, dtype, device=device, quantization=quantization)
         self.model: Any = base
         self.keep = keep
-        # the orbit that the model is of; None: it is the base
+        # the orbit of the current model; None: it is the base
         self.active: str | None = None
-        self._space: ParameterSpace | None = None  # of the active orbit, or of the one before
+        # the space of the active orbit, or of the last one
+        self._space: ParameterSpace | None = None
         self._spaces: dict[Any, ParameterSpace] = {}
-        # digests of the base, of each kind that an orbit has
+        # the base's digest for each kind of digest in the orbits
         self._bases = set[str]()
         self._orbits: dict[str, Orbit] = {}
         self._seen: set[str] = set()  # orbits whose weights had the recorded digest
@@ -92,7 +92,7 @@ class Swapper:
         """Add an orbit; it is read now, and applied when it is asked for.
 
         Raises:
-            OrbitError: it can't be read, is damaged, of another base, not what its run ended with,
+            OrbitError: it can't be read, is damaged, has another base or an end other than its run,
                 or tunes an adapter.
         """
         path = Path(path)
@@ -115,10 +115,10 @@ class Swapper:
         self.active = None if self.active == name else self.active
 
     def remove(self, name: str) -> None:
-        """Forget an orbit; a model that is its own now stays so until the next one is asked for.
+        """Forget an orbit. If the model is this orbit's, it stays until another one is requested.
 
         Args:
-            name: the orbit's, as it was added; one that there is not is no error.
+            name: the orbit's name; an unknown one is ignored.
         """
         self._orbits.pop(name, None)
         self._seen.discard(name)
@@ -136,8 +136,8 @@ class Swapper:
 
         Raises:
             KeyError: there is no such orbit.
-            OrbitError: its steps are not valid, or make other weights than the run had; the model
-                is the base then.
+            OrbitError: its steps are not valid, or give other weights than the run recorded; the
+                model is the base then.
         """
         orbit = None
         if name is not None:
@@ -175,7 +175,7 @@ class Swapper:
     def _space_for(self, header: Header) -> ParameterSpace:
         """Return the space of the tensors that an orbit tunes, with a copy of the base.
 
-        Orbits that tune the same share one.
+        Orbits that tune the same tensors share one.
         """
         key = header.layout, header.trainable, header.base_digest
         if key not in self._spaces:

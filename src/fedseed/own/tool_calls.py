@@ -1,7 +1,7 @@
-"""Find tool calls in what a model writes.
+"""Find tool calls in a model's text.
 
-There is no universal way to write a call: a model writes it as its chat template does. These ways
-are known, and told apart by the template's text:
+There is no standard form of a call: a model uses that of its chat template. These forms are known,
+and recognised by the template's text:
 
     Hermes, Qwen    <tool_call>{"name": "weather", "arguments": {"town": "Bonn"}}</tool_call>
     Qwen's coders   <tool_call><function=weather><parameter=town>Bonn</parameter></function>
@@ -10,7 +10,7 @@ are known, and told apart by the template's text:
                     [TOOL_CALLS]weather[ARGS]{"town": "Bonn"}
     Llama 3         {"name": "weather", "parameters": {"town": "Bonn"}}
 
-What can't be read as a call stays in the answer's text.
+Text that is not a valid call stays in the answer's text.
 """
 
 import json
@@ -50,13 +50,13 @@ class ToolFormat:
 
     Args:
         name: the families of models that have it.
-        signs: texts by one of which a chat template shows that it writes calls so.
+        signs: texts of which a chat template with this format has at least one.
         openings: texts that begin calls.
         closing: what ends a call; "": calls go on to the answer's end.
         only_at_start: whether calls stand only at the beginning of an answer.
-        read: returns the calls of what stands between opening and closing, of the functions that
-            are given; None: these are no calls.
-        markers: what may be special tokens of a tokenizer, which have to stay in the text.
+        read: returns the calls in the text between opening and closing, for the given functions;
+            None: the text has no valid calls.
+        markers: texts that may be special tokens of a tokenizer, and have to stay in the text.
     """
 
     name: str
@@ -89,7 +89,7 @@ class ToolCallReader:
         self._functions = functions
         self._most = most_calls
         self._calls = 0
-        self._unread = ""  # what may be a call, or the beginning of one
+        self._unread = ""  # text that may be a call, or the beginning of one
         # blanks after the text so far, which are left out before a call
         self._blanks = ""
         # whether the unread text begins with an opening
@@ -126,7 +126,7 @@ class ToolCallReader:
         return parts
 
     def _advance(self, tool_format: ToolFormat, parts: list[str | ToolCall]) -> bool:
-        """Take a text or a call from what is unread; False: more of the answer is needed."""
+        """Take a text or a call from the unread text; False: more of the answer is needed."""
         if self._is_open:
             end = -1
             if tool_format.closing:
@@ -185,7 +185,7 @@ class ToolCallReader:
         self._blanks = ""
 
     def _add_text(self, text: str, parts: list[str | ToolCall]) -> None:
-        """Add text, but for the blanks at its end."""
+        """Add text without the blanks at its end."""
         text = self._blanks + text
         stripped = text.rstrip()
         self._blanks = text[len(stripped) :]
@@ -225,8 +225,8 @@ def _read_parameters(text: str, functions: Functions) -> list[ToolCall] | None:
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """Return an argument that was written without quotes as its schema has it; without a schema,
-    or where it does not fit, as text.
+    """Convert an argument without quotes to the type in its schema; without a schema, or if it does
+    not fit, return it as text.
     """
     kind = "string"
     if isinstance(schema, dict):
@@ -278,8 +278,8 @@ def _read_named(text: str) -> list[Any] | None:
 
 
 def _read_values(text: str) -> list[Any] | None:
-    """Return the JSON values of a text, with blanks, commas or semicolons between them; None: there
-    is something else.
+    """Return the JSON values of a text, with blanks, commas or semicolons between them; None if
+    there is other text.
     """
     decoder, values, place = json.JSONDecoder(), [], 0
     text = text.strip()
@@ -295,7 +295,9 @@ def _read_values(text: str) -> list[Any] | None:
 
 
 def _calls_of(values: Sequence[Any]) -> list[ToolCall] | None:
-    """Return calls of objects with a name and arguments; None: one is something else."""
+    """Return the calls in a list of objects with a name and arguments; None if one is not such an
+    object.
+    """
     calls = []
     for value in values:
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):

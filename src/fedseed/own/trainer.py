@@ -38,9 +38,9 @@ from fedseed.weights.codes import plain_parameters
 class _Row:
     """A row of a Trainer's data set."""
 
-    number: int  # where it stands
-    features: Any  # what the collator takes
-    # how many of its labels carry loss; 1 where it has no row of labels
+    number: int  # its index in the data set
+    features: Any  # the collator's input
+    # number of labels that count for the loss; 1 if it has no row of labels
     terms: int
 
 
@@ -48,9 +48,9 @@ class TrainerLoss(Objective):
     """A Trainer's loss on its rows: its collator makes batches, its `compute_loss` their mean loss.
 
     A causal language model's own loss is taken row by row from the logits of the whole batch. Any
-    other, such as a `compute_loss` of one's own, is asked for one row after the other: a batch's
-    mean does not say what each row has. What a collator draws (masks) it draws anew from the same
-    seed for the same rows, so that both sides of an estimate see the same.
+    other, such as a `compute_loss` of your own, is called for one row at a time, as a batch's mean
+    does not give the rows' losses. A collator's random choices (masks) are repeated with the same
+    seed for the same rows, so that both sides of an estimate see the same data.
 
     Args:
         trainer: the Trainer.
@@ -65,7 +65,7 @@ class TrainerLoss(Objective):
         self._causal = architecture_of(config) == "causal"
         overridden = type(trainer).compute_loss
         plain = trainer.compute_loss_func is None and trainer.label_smoother is None
-        # TRL's own, which is the model's but for these
+        # TRL's own loss is the model's loss, except for these settings
         if overridden.__module__ == "trl.trainer.sft_trainer":
             plain &= trainer.args.loss_type == "nll" and not trainer.aux_loss_enabled
             overridden = Trainer.compute_loss
@@ -92,7 +92,7 @@ class TrainerLoss(Objective):
         if self._whole:
             batch = self._batch(items, device)
         labels = batch.pop("labels", None)
-        # not where a collator puts all into one row
+        # not if a collator packs all rows into one
         if labels is not None and len(labels) == len(items):
             logits = model(**batch, use_cache=False).logits
             return losses_of_rows(logits[:, -labels.shape[1] :][:, :-1], labels[:, 1:])
@@ -121,7 +121,7 @@ class _TrainersPart(Loading):
     ) -> None:
         if not recipe.of_parties:
             raise RecipeError(
-                "patch: the recipe deals out data of its own; name the clients in "
+                "patch: the recipe divides data of its own among clients; name the clients in "
                 "federation.clients"
             )
         if hasattr(trainer.model, "peft_config"):
@@ -130,7 +130,10 @@ class _TrainersPart(Loading):
             )
         self.names = recipe.federation.clients or [client]
         if client not in self.names:
-            raise RecipeError(f"patch: client {client}: the recipe's are {', '.join(self.names)}")
+            raise RecipeError(
+                f"patch: client {client} is not in the recipe: choose one of "
+                f"{', '.join(self.names)}"
+            )
         self.recipe, self.progress, self.party = recipe, progress, True
         self.identities = read_identities(recipe, [client], identity)
         self._trainer, self._client = trainer, client
@@ -139,7 +142,7 @@ class _TrainersPart(Loading):
     def __call__(self) -> Hosted:
         """Return the Trainer's model at its base, with its rows.
 
-        Later a copy, should the weights be made anew.
+        Further calls return a copy, in case the weights have to be rebuilt.
         """
         trainer, client, recipe = self._trainer, self._client, self.recipe
         if self._base is None:
@@ -209,26 +212,26 @@ def patch(
     ca: Path | None = None,
     identity: Path | None = None,
 ) -> None:
-    """Make a Trainer a client of a federation: its `train()` takes part in the run, and leaves it
-    the tuned model.
+    """Make a Trainer a client of a federation: its `train()` takes part in the run, and its model
+    is the tuned one afterwards.
 
     The Trainer's model is the base that all share, its `train_dataset`, collator and loss are this
-    client's; its `eval_dataset` is what it evaluates on. How it is trained (method, rates, batches,
-    rounds) the recipe says, which all share: what `TrainingArguments` say of it does not count, and
-    callbacks are not called.
+    client's; it evaluates on its `eval_dataset`. Method, rates, batches and rounds come from the
+    recipe, which all clients share: those in `TrainingArguments` are ignored, and callbacks are not
+    called.
 
     Args:
         trainer: a `transformers.Trainer`, or one of a subclass (TRL's `SFTTrainer`).
         recipe: the run's: a TOML file, or the recipe.
         client: the name of this client.
-        nats: the server; None: the recipe's, as for the next three.
+        nats: the server; None: the recipe's. The next three have the same default.
         run: the run's name on the server.
         key: file with this client's NKEY seed.
         ca: file with the certificates to trust.
         identity: file with the key that signs for it in secure sums.
 
     Raises:
-        RecipeError: the recipe has no such client, deals out data itself, or has no
+        RecipeError: the recipe has no such client, divides data of its own among clients, or has no
             address of the server.
     """
     from transformers.trainer_utils import TrainOutput
@@ -244,8 +247,8 @@ def patch(
     def train(*_: Any, **__: Any) -> TrainOutput:
         """Take part in the run until it is over.
 
-        Returns the rounds as steps, the mean loss of all its local training, which a private
-        method does not tell (NaN), and the weights' digest.
+        Returns the rounds as steps, the mean loss of all its local training (NaN with a private
+        method, which does not disclose it), and the weights' digest.
         """
         process = make_client(load, name, way)
         digest = _apart(process.run)

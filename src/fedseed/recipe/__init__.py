@@ -1,1 +1,1 @@
-"""Recipes: their tables and keys, how they are read, and those that come along."""
+"""Recipes: tables and keys, reading, and the packaged recipes."""

@@ -1,10 +1,9 @@
-"""The keys of tables of settings, read off their classes: type, default, meaning.
+"""List the keys of tables of settings with type, default and meaning, and describe faults of a
+table.
 
-It also describes the faults of a table.
-
-The fields of the classes say what is allowed, their descriptions or the "Args" of the docstrings
-what they mean; so `fedseed explain`, `fedseed list keys`, docs/recipe.md and errors always match
-the code, plug-ins included.
+Types and bounds come from the fields of the classes, meanings from the fields' descriptions or the
+"Args" of the docstrings. So `fedseed explain`, `fedseed list keys`, docs/recipe/ and errors always
+match the code, plug-ins included.
 """
 
 import inspect
@@ -26,7 +25,7 @@ from fedseed.registry import Registry
 from fedseed.text import show_text
 
 BOUNDS = {"gt": "above {}", "ge": "from {}", "lt": "below {}", "le": "to {}"}
-TAGS = ("name", "kind")  # keys that say which class a table is
+TAGS = ("name", "kind")  # keys whose value chooses the class of a table
 MUST, NOT_SET = "must be given", "not set"
 TYPES: dict[Any, str] = {
     int: "whole number",
@@ -35,7 +34,7 @@ TYPES: dict[Any, str] = {
     bool: "true or false",
     Any: "anything",
 }
-SHOWN = 60  # characters of a value in a message
+SHOWN = 60  # most characters of a value that a message shows
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,8 @@ class ByName:
     """
 
     registry: Registry[Any]  # the classes
-    base: type[BaseModel]  # what all of them are
-    # the name of a table without one; None: it must have one
+    base: type[BaseModel]  # the base of these classes
+    # the name that is used if the table has none; None: the table must have one
     default: str | None = None
 
     def __hash__(self) -> int:
@@ -75,7 +74,7 @@ class ByName:
             raise PydanticCustomError(
                 "missing_name" if name is None else "unknown_name", "unknown name", context
             )
-        # its errors become this field's
+        # its errors are shown for this field
         settings: BaseModel = kind.model_validate({"name": name, **value})
         return settings
 
@@ -88,9 +87,9 @@ class Key:
     key: str
     # the type and its bounds, or the values to choose from, in words
     kind: str
-    # as TOML would have it; "not set", or "must be given"
+    # as written in TOML; or "not set", or "must be given"
     default: str
-    meaning: str  # what it means, one paragraph
+    meaning: str  # its meaning, in one paragraph
     # the tables that have the key, if a name or kind chooses the table (such as methods); empty:
     # all
     owners: tuple[str, ...] = ()
@@ -99,9 +98,9 @@ class Key:
 def list_keys(whole: type[BaseModel]) -> list[Key]:
     """Return all keys of a class of settings, in the fields' order.
 
-    One that several tables share is there once.
+    A key that several tables share is listed once.
     """
-    # each key without its owners, and its owners in order
+    # from each key, without its owners, to its owners in order
     owners_by_key: dict[Key, dict[str, None]] = {}
     for key in _keys(whole, "", ()):
         owners_by_key.setdefault(replace(key, owners=()), {}).update(dict.fromkeys(key.owners))
@@ -109,15 +108,15 @@ def list_keys(whole: type[BaseModel]) -> list[Key]:
 
 
 def find_keys(keys: Sequence[Key], word: str) -> list[Key]:
-    """Return the keys that a word means: a whole dotted key, the end of some, or the table in
-    front of some.
+    """Return the keys that match a word: a whole dotted key, the end of keys, or the table that has
+    them.
 
     Args:
-        keys: all there are.
+        keys: all keys.
         word: such as "method.training.learning_rate", "learning_rate" or "federation".
 
     Returns:
-        The keys, the best kind of match only; none: there is no such key.
+        The keys that match best; empty: there is no such key.
     """
     word = word.strip().strip("[]")
     for fits in (
@@ -146,10 +145,10 @@ def _keys(model: type[BaseModel], prefix: str, owners: tuple[str, ...]) -> Itera
     documents = read_descriptions(model)
     for name, field in model.model_fields.items():
         if name in TAGS and len(get_args(field.annotation)) == 1:
-            # this key chooses among tables, which the table's own key lists
+            # this key chooses the table's type, which is listed at the table's own key
             continue
         if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("internal"):
-            continue  # another table of a recipe has it
+            continue  # the key belongs to another table of the recipe
         key, inside = (
             prefix + (field.alias or name),
             possible_models(field.annotation, field.metadata),
@@ -210,7 +209,7 @@ def read_descriptions(model: type[BaseModel]) -> dict[str, str]:
     """Return the descriptions of fields under "Args" in the docstrings of a class and its parents,
     by name.
 
-    Children go first.
+    A class takes precedence over its parents.
     """
     descriptions: dict[str, str] = {}
     for parent in model.__mro__:
@@ -265,7 +264,7 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
         whole: what it should be.
     """
     problems = error.errors(include_url=False)
-    # a misspelt key is what a missing one most often comes from: it goes first
+    # a key is most often missing because it is misspelt, so the misspelt key is reported first
     first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
     path = _path(first["loc"], data)
     key, value_given, context = ".".join(path) or "recipe", first["input"], first.get("ctx", {})
@@ -273,7 +272,7 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
     match first["type"]:
         case "plain":
             text = message
-        case "unknown_name":  # of something that others can add to
+        case "unknown_name":  # a registry's names, to which plug-ins can add
             text = f"{key}.name = {context['name']!r}: {context['known']}"
         case "missing_name":
             text = f"{key}.name: missing; {context['known']}"
@@ -289,17 +288,20 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
             first_table = f"{path[0]}."
             if len(path) == 1:
                 first_table = ""
+            # keys of this name in another table
+            same_keys = [
+                one for one in keys if one.endswith(f".{path[-1]}") and one.startswith(first_table)
+            ]
             if owners:
+                other = f", or set {' and '.join(same_keys)}" if same_keys else ""
                 hint = (
                     f" of {_table_kind(data, path)}: it is a key of {', '.join(owners)}; leave it "
-                    f"out (--unset {key})"
+                    f"out (--unset {key}){other}"
                 )
+            elif same_keys:
+                hint = f" (there is {' and '.join(same_keys)})"
             elif near:
                 hint = f" (did you mean {near}?)"
-            elif same_keys := [
-                one for one in keys if one.endswith(f".{path[-1]}") and one.startswith(first_table)
-            ]:
-                hint = f" (there is {' and '.join(same_keys)})"  # in another table
             text = (
                 f"{key} = {show_text(repr(value_given), SHOWN)}: unknown key{hint}; allowed here: "
                 f"{', '.join(allowed)}"
@@ -325,7 +327,7 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
                 words = re.findall(r"'([^']*)'", message)
             of_keys = kind == "value_error" and isinstance(
                 value_given, Mapping
-            )  # named in the message
+            )  # these keys are named in the message
             value = ""
             if not of_keys:
                 value = f" = {show_text(repr(value_given), SHOWN)}"
@@ -340,7 +342,7 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
 
 
 def _owners(whole: type[BaseModel], data: Mapping[str, Any], path: Sequence[str]) -> list[str]:
-    """Return the names of the other tables of the same kind, such as methods, that have a key.
+    """Return the names of other tables of the same kind (such as methods) that have a key.
 
     Args:
         whole: what was to be read.

@@ -1,4 +1,4 @@
-"""The recipes and sweeps that come with fedseed and with packages that add commands.
+"""List the recipes and sweeps in fedseed and in packages that add commands.
 
 Only the files are read, so that recipes are listed without the packages that runs need.
 """
@@ -14,14 +14,14 @@ from fedseed.registry import COMMANDS
 
 
 def packaged_recipes() -> dict[str, Path]:
-    """Return the recipes that come with fedseed, by name."""
+    """Return fedseed's packaged recipes, by name."""
     folder = Path(str(files("fedseed") / "recipes"))
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def packaged_sweeps() -> dict[str, Path]:
-    """Return the sweeps that come with fedseed and, in a folder `sweeps`, with packages that add
-    commands, by name.
+    """Return the sweeps of fedseed, and of packages that add commands (in a folder `sweeps`), by
+    name.
     """
     packages = sorted({point.module.partition(".")[0] for point in entry_points(group=COMMANDS)})
     folders = [

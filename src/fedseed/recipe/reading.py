@@ -1,4 +1,4 @@
-"""Reads recipes: TOML files with all settings of a run, checked before anything is loaded."""
+"""Read recipes: TOML files with all settings of a run, checked before anything is loaded."""
 
 import re
 import tomllib
@@ -30,7 +30,7 @@ PLACES = (
 )
 # before a key in an override: the key is removed
 UNSET = "~"
-# bytes of a file: only files that would take hours to read are longer
+# most bytes of a recipe file: longer ones would take hours to read
 MOST_BYTES = 1 << 20
 # the deepest nesting of tables and lists, and the most parts of a key
 MOST_DEEP = 32
@@ -42,10 +42,10 @@ def read_toml(path: Path, option: str = "") -> dict[str, Any]:
 
     Args:
         path: the file.
-        option: stands before its name in errors, such as "--local ".
+        option: text before the file's name in errors, such as "--local ".
 
     Raises:
-        RecipeError: it can't be read, is no TOML, or larger than anybody writes one.
+        RecipeError: it can't be read, is not TOML, or is too large for a recipe.
     """
     try:
         with open(path, "rb") as file:
@@ -53,19 +53,21 @@ def read_toml(path: Path, option: str = "") -> dict[str, Any]:
     except OSError as error:
         raise RecipeError(f"{option}{path}: can't be read: {error.strerror}") from error
     if len(data) > MOST_BYTES:
-        raise RecipeError(f"{option}{path}: more than {MOST_BYTES:,} bytes: this is no recipe")
+        raise RecipeError(f"{option}{path}: more than {MOST_BYTES:,} bytes: this is not a recipe")
     # tomllib's memory grows with the square of the number of a key's parts
     long = LONG_KEY.search(data)
     if long:
         line = data.count(10, 0, long.start()) + 1
         raise RecipeError(
-            f"{option}{path} line {line}: a key of more than {MOST_DEEP} parts: this is no recipe"
+            f"{option}{path} line {line}: a key of more than {MOST_DEEP} parts: this is not a "
+            "recipe"
         )
     try:
         content = tomllib.loads(data.decode())
     except RecursionError as error:
         raise RecipeError(f"{option}{path}: not valid TOML: nested too deeply") from error
-    except ValueError as error:  # of the text, its encoding, or a number of thousands of digits
+    # the text or its encoding is not valid, or a number has thousands of digits
+    except ValueError as error:
         raise RecipeError(f"{option}{path}: not valid TOML: {error}") from error
     level: list[Any] = [content]
     for _ in range(MOST_DEEP):
@@ -76,7 +78,8 @@ def read_toml(path: Path, option: str = "") -> dict[str, Any]:
         if not level:
             return content
     raise RecipeError(
-        f"{option}{path}: tables and lists are nested more than {MOST_DEEP} deep: this is no recipe"
+        f"{option}{path}: tables and lists are nested more than {MOST_DEEP} deep: this is not a "
+        "recipe"
     )
 
 
@@ -127,14 +130,14 @@ def _load_plugins(
     if not isinstance(recipe_sources, list) or not all(
         isinstance(source, str) for source in recipe_sources
     ):
-        return  # said when the recipe is checked
+        return  # reported when the recipe is checked
     for source in recipe_sources:
         name = resolve(source, path.parent)
         if not trust and not is_loaded(name):
             raise RecipeError(
                 f'{path}: plugins = ["{source}"]: a plug-in is code, and a recipe must not run '
-                "somebody's code "
-                f"unasked: read it, then give --trust-plugins (or --plugin {name}; in Python "
+                "code without your consent: "
+                f"read it, then give --trust-plugins (or --plugin {name}; in Python "
                 "trust_plugins=True)"
             )
         names.append(load_plugin(name, f"{path}: plugins:"))
@@ -143,9 +146,7 @@ def _load_plugins(
 
 
 def _find_beside(data: dict[str, Any], folder: Path) -> None:
-    """Let the recipe's relative paths that lead somewhere from the folder of its file begin
-    there.
-    """
+    """Resolve the recipe's relative paths against its file's folder, if they exist there."""
     for name, key in PLACES:
         table = data.get(name)
         place = None
@@ -153,16 +154,14 @@ def _find_beside(data: dict[str, Any], folder: Path) -> None:
             place = table.get(key)
         if not isinstance(place, str) or not place or (name == "model" and place in PACKAGED):
             continue
-        with suppress(OSError):  # no path at all
+        with suppress(OSError):  # not a possible path
             target = folder / place
             if target.exists() and target.resolve() != Path(place).expanduser().resolve():
                 data[name][key] = str(target)
 
 
 def make_paths_absolute(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe's tables, in which paths to data that lead somewhere from here now do so
-    from everywhere.
-    """
+    """Return a recipe's tables, with existing relative paths to data made absolute."""
     for name, key in PLACES:
         place = data.get(name, {}).get(key)
         if name == "task" and place and Path(place).expanduser().exists():
@@ -180,9 +179,7 @@ def _take_auto(data: dict[str, Any]) -> None:
 
 
 def _place_reward(data: dict[str, Any], path: Path, trust: bool, folder: Path | None) -> None:
-    """Give the recipe's reward function the place of its file, from a folder or here, if it may be
-    run.
-    """
+    """Make the path of the recipe's reward function absolute, if the function may be run."""
     table = data.get("reward")
     function = None
     if isinstance(table, dict):
@@ -194,7 +191,7 @@ def _place_reward(data: dict[str, Any], path: Path, trust: bool, folder: Path | 
     if not trust and not is_loaded(place.rpartition(":")[0]):
         raise RecipeError(
             f'{path}: reward.function = "{function}" is code, and a recipe must not run '
-            "somebody's code unasked: "
+            "code without your consent: "
             "read it, then give --trust-plugins (in Python trust_plugins=True)"
         )
     table["function"] = place
@@ -257,15 +254,13 @@ def _instead(path: Path) -> str:
     hint = ""
     if suggestion is not None:
         hint = f"did you mean {suggestion}? "
-    return f"{hint}`fedseed list recipes` shows those that come along, such as quickstart-ferret"
+    return f"{hint}`fedseed list recipes` lists the packaged ones, such as quickstart-ferret"
 
 
 def parse_stored_recipe(text: str) -> Recipe:
-    """Return a recipe as another process of the same run has it, from its `to_toml`.
-
-    Its plug-ins are loaded first.
-
-    The other process has agreed to them. Raises RecipeError if one is missing by now.
+    """Return the recipe of another process of the same run, from its `to_toml`. Its plug-ins are
+    loaded first; the other process has agreed to them. Raises RecipeError if a plug-in is missing
+    now.
     """
     data = tomllib.loads(text)
     for name in data.get("plugins", []):

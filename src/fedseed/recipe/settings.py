@@ -1,4 +1,4 @@
-"""The tables of a recipe, and what of them fits together."""
+"""The tables of a recipe, and checks that they fit together."""
 
 from collections.abc import Iterator
 from math import floor
@@ -54,31 +54,31 @@ class ModelSettings(Table):
     Args:
         base: "small", "words" or "digits" (the project's own), a folder, or a name on the hub;
             `fedseed list models`.
-        architecture: what it is taken for: "causal", "seq2seq", "masked", "classification" or
-            "image"; by default what the task and the base's configuration say (docs/models.md).
-        prefix: stands before every prompt that an encoder-decoder reads, such as T5's "summarize:
-            ".
-        device: where it lies: "auto" (a GPU if there is one, else the CPU), "cpu", "cuda",
-            "cuda:1", ..., or "map" (layers over all GPUs, the rest on the CPU). Directions, steps
-            and replays have the same bits on every device; losses and gradients are the device's
-            own, and differ in the last ones.
-        dtype: what the base is loaded in.
+        architecture: the kind of model that is loaded: "causal", "seq2seq", "masked",
+            "classification" or "image"; by default chosen by the task and the base's configuration
+            (docs/models.md).
+        prefix: text before every prompt of an encoder-decoder, such as T5's "summarize: ".
+        device: the device of the model: "auto" (a GPU if there is one, else the CPU), "cpu",
+            "cuda", "cuda:1", ..., or "map" (layers over all GPUs, the rest on the CPU). Directions,
+            steps and replays have the same bits on every device; losses and gradients differ
+            between devices in their last bits.
+        dtype: the dtype in which the base is loaded.
         quantization: how its linear layers are quantised when it is loaded: "int4" or "int8", on
             any machine; "nf4", "fp4" or "llm-int8", with bitsandbytes; "torchao-int8", with
             torchao. Then an adapter is tuned, or the scales (docs/models.md).
-        trainable: name patterns of the parameters that train; with an adapter, of its own or the
-            base's. "head": what stands outside of the model's backbone, such as a classifier's last
-            layer. "scales": the scales of a base quantised as "int4" or "int8".
+        trainable: name patterns of the parameters that are trained; with an adapter, of the
+            adapter's or the base's. "head": the parameters outside of the model's backbone, such as
+            a classifier's last layer. "scales": the scales of a base quantised as "int4" or "int8".
         adapter: train an adapter in place of the base (`fedseed.models.adapters`).
-        activation_checkpointing: first-order training keeps the inputs of the model's layers alone
-            and makes the rest of their activations anew in the backward pass: less memory, more
-            time, the same gradients.
-        attention: how transformers computes attention; by default what it chooses. Losses differ in
-            their last bits.
+        activation_checkpointing: first-order training keeps only the inputs of the model's layers,
+            and computes their other activations again in the backward pass: less memory, more time,
+            the same gradients.
+        attention: how transformers computes attention; by default transformers chooses. Losses
+            differ in their last bits.
         trust_remote_code: run code that comes with the base.
-        digest: how base and weights are hashed: "blake2b", by one thread, or "blake2b-tree", by as
-            many as torch has (`fedseed.weights.digest`); the same choice everywhere, for the orbit
-            holds these digests.
+        digest: how base and weights are hashed: "blake2b", with one thread, or "blake2b-tree", with
+            as many threads as torch uses (`fedseed.weights.digest`). All sites need the same
+            choice, as the orbit has these digests.
     """
 
     base: str = "small"
@@ -98,39 +98,41 @@ class ModelSettings(Table):
 
 
 class FederationSettings(Table):
-    """How many clients take part in a round, and what a run over a network needs to know besides.
+    """The number of clients in a round, and settings for a run over a network.
 
     Args:
         per_round: clients in a round.
         fraction: the same as a fraction of all clients, rounded down (one at least). All, if
             neither is given.
-        clients: the names of those who take part, each with data of its own (`Task.own_data`); the
-            coordinator holds this list. Their order is that of their numbers.
-        enrolment: "open": whoever comes before the start takes part; `start_with` says when that
-            is.
-        joint: clients that look along common directions (FeedSign) share forward passes where one
+        clients: the names of the clients, each with data of its own (`Task.own_data`); the
+            coordinator holds this list. Clients are numbered in this order.
+        enrolment: "open": every client that joins before the start takes part; `start_with` sets
+            the number of clients at which the run starts.
+        joint: clients that measure the same directions (FeedSign) share forward passes if one
             process has them all. False: each client's losses are computed alone, so that the result
-            does not depend (by the float noise of another batch size) on how clients are spread
-            over processes.
-        answers: keep what each client has answered in the run's folder, so that a party can
-            `fedseed verify` its own; whoever gets the folder sees each client's scalars then.
+            does not depend on how clients are spread over processes (another batch size changes the
+            last bits).
+        answers: keep each client's answers in the run's folder, so that a party can check its own
+            with `fedseed verify`. Everybody who gets the folder can then see each client's scalars.
         nats: the server's address, such as "tls://host:4222".
-        key: file with the NKEY seed; "{name}" stands for who uses it (the client, or
+        key: file with the NKEY seed; "{name}" stands for the user of the key (the client, or
             "coordinator").
-        ca: file with the certificates to trust; encryption is compulsory then.
+        ca: file with the certificates to trust; encryption is required then.
         run: the run's name on the server; the recipe's name by default.
-        replicas: of the run's stream, in a cluster of servers.
-        deadline: seconds after which a round does without those that have not answered, a line of
-            metrics without those that have not reported, and another client is asked to evaluate.
-        patience: seconds in all for which a client that takes more than three times as long as the
-            slowest of the others may hold them up, if it is not needed; each answer in time counts
-            for it.
-        minimum: answers that a round needs; with fewer it is begun again.
-        start_with: clients that must be there before the first round; all by default.
-        dead_after: seconds of silence after which a client is taken for dead.
-        base_digest: digest that the clients' base must have; by default that of most clients.
-        weights_digest: of methods that send weights: digest that the trained tensors must begin
-            with; by default that of most clients.
+        replicas: number of copies of the run's stream in a cluster of servers.
+        deadline: seconds to wait for clients. Afterwards a round closes without the missing
+            answers, a line of metrics is written without the missing reports, and another client is
+            asked to evaluate.
+        patience: seconds in total that the others wait for a client which takes more than three
+            times as long as the slowest of them, if its answer is not needed; each answer in time
+            adds to its seconds.
+        minimum: number of answers that a round needs; with fewer it is repeated.
+        start_with: number of clients that must have joined before the first round; by default all.
+        dead_after: seconds of silence after which a client counts as dead.
+        base_digest: digest that the clients' base must have; by default the digest that most
+            clients have.
+        weights_digest: for methods that send weights: digest that the trained tensors must have
+            before the first round; by default the digest that most clients have.
     """
 
     per_round: PositiveInt | None = None
@@ -159,22 +161,22 @@ class FederationSettings(Table):
         names, open_ = self.clients, self.enrolment == "open"
         if open_ and names is not None:
             raise plain_error(
-                'federation.enrolment = "open": federation.clients says who takes part already; '
+                'federation.enrolment = "open": federation.clients already lists who takes part; '
                 "leave one of them out"
             )
         if open_ and self.start_with is None:
             raise plain_error(
-                'federation.enrolment = "open": federation.start_with is not set; say how many '
-                "clients must have come before the first round"
+                'federation.enrolment = "open": federation.start_with is not set; set it to the '
+                "number of clients that must join before the first round"
             )
         if names == []:
-            raise plain_error("federation.clients = []: name one client at least")
+            raise plain_error("federation.clients = []: name at least one client")
         for name in names or []:
             problem = name_problem(name)
             if problem:
                 raise plain_error(f"federation.clients: {name!r}: {problem}")
             if (names or []).count(name) > 1:
-                raise plain_error(f"federation.clients: {name!r} stands there twice")
+                raise plain_error(f"federation.clients: {name!r} is listed twice")
         if open_:
             client_count = self.start_with
         elif names is None:
@@ -203,7 +205,9 @@ class FederationSettings(Table):
         """
         url = nats or self.nats
         if url is None:
-            raise RecipeError("where is the server? --nats URL, or federation.nats in the recipe")
+            raise RecipeError(
+                "the server's address is missing: give --nats URL, or federation.nats in the recipe"
+            )
         if key is None and self.key is not None:
             key = Path(self.key.replace("{name}", name)).expanduser()
         if ca is None and self.ca is not None:
@@ -242,8 +246,8 @@ class FederationSettings(Table):
         """Return the number of clients that take part in a round."""
         if self.per_round is not None:
             return self.per_round
-        # rounded down, as the papers' code does: 5% of 738 are 36; the little bit is for 0.29 *
-        # 100, which is below 29
+        # rounded down, as the papers' code does: 5% of 738 are 36; the small addition is for 0.29 *
+        # 100, which is below 29 in floating point
         if self.fraction is None:
             return clients
         return max(1, floor(self.fraction * clients + 1e-9))
@@ -259,9 +263,9 @@ class StoppingSettings(Table):
     measures.
 
     Args:
-        patience: the run ends when so many evaluations in a row have brought no better validation
-            loss: evaluations, not rounds, as in FederatedScope. With evaluation.every = 10 and a
-            patience of 3, 30 rounds after the best.
+        patience: the run ends after this number of evaluations in a row without a better validation
+            loss. It counts evaluations, not rounds, as in FederatedScope: with evaluation.every =
+            10 and a patience of 3, the run ends 30 rounds after the best.
     """
 
     patience: PositiveInt = 30
@@ -289,22 +293,22 @@ class Recipe(Table):
         seed: decides client sampling, data order and directions.
         rounds: how many rounds.
         model: the base.
-        task: the data: which of the tasks.
+        task: the data: one of the tasks.
         federation: who takes part in a round, and the network.
-        method: which of the methods; the other keys are its settings.
+        method: one of the methods; the other keys are its settings.
         tune_rate: look for the method's learning rate by short runs before the first round
             (docs/choosing.md); so does learning_rate = "auto" in [method] or [method.training].
         aggregation: how the answers of a round are combined.
-        bounds: how far from the others a client, or a step, may be.
-        privacy: differential privacy of what clients send; without this table there is none but
-            DP-FeedSign's.
-        secure_sums: the coordinator learns the sum of a round's answers alone; without this table
-            it reads each.
+        bounds: how far a client's update, or a step, may differ from the others.
+        privacy: differential privacy of what clients send; without this table only DP-FeedSign is
+            private.
+        secure_sums: the coordinator learns only the sum of a round's answers; without this table it
+            reads each answer.
         attack: Byzantine clients.
         reward: what generated answers are rewarded for, in place of a loss.
         evaluation: when and how to evaluate.
         stopping: early stopping; without this table there is none.
-        tracking: where else metrics go: which of the trackers.
+        tracking: further places for metrics: one or more trackers.
     """
 
     title: str = ""
@@ -328,9 +332,7 @@ class Recipe(Table):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
-        """Check what one table alone does not show, and give the method what other tables say of
-        it.
-        """
+        """Check that the tables fit together, and pass other tables' settings on to the method."""
         if self.privacy is not None:
             self = self.model_copy(update={"method": self._protected(self.privacy)})
         for name in self.evaluation.metrics:
@@ -345,8 +347,9 @@ class Recipe(Table):
         if self.federation.names_parties and not self.task.own_data:
             key = "clients" if self.federation.clients is not None else "enrolment"
             raise plain_error(
-                f'federation.{key}: task.name = "{self.task.name}" names its clients itself, and '
-                'deals them its data; leave it out, or take task.name = "files", of which each '
+                f'federation.{key}: task.name = "{self.task.name}" names its clients, and '
+                'divides its data among them; leave the key out, or take task.name = "files", for '
+                "which each "
                 "client has data of its own"
             )
         for key, value in _whole_numbers(self.model_dump()):
@@ -357,9 +360,9 @@ class Recipe(Table):
             if self.secure_sums is None:
                 whose = self.method.name
             raise plain_error(
-                f"stopping: {whose} is private here, and nothing is evaluated; leave it out, or "
-                "disclose the validation loss with evaluation.disclose = true, which no epsilon "
-                "counts"
+                f"stopping: {whose} is private, so nothing is evaluated; leave the table out, or "
+                "disclose the validation loss with evaluation.disclose = true, which epsilon does "
+                "not count"
             )
         try:
             method = lasting(self.method, self.rounds)
@@ -370,7 +373,7 @@ class Recipe(Table):
         return self.model_copy(update={"method": method})
 
     def _problems(self) -> Iterator[str | None]:
-        """Return what is wrong between tables, one after the other; None where nothing is."""
+        """Yield a description of each fault between tables; None if there is none."""
         method, rule, clients = self.method, self.aggregation, self.federation.clients
         per_round = self.federation.per_round
         yield settings_problem(
@@ -397,13 +400,13 @@ class Recipe(Table):
         """Return the method with `[privacy]`. Raises PydanticCustomError."""
         if self.evaluation.disclose and self.of_parties and not self.task.shares_evaluation:
             raise plain_error(
-                "evaluation.disclose = true with [privacy]: each client would tell what it "
-                "measures on held-out data of its own; leave it out"
+                "evaluation.disclose = true with [privacy]: each client would disclose figures "
+                "that it measures on its own held-out data; leave the key out"
             )
         if privacy.level == "example" and self.evaluation.truncate == "split":
             raise plain_error(
-                'evaluation.truncate = "split" with privacy.level = "example": a text would be '
-                'several examples, of which epsilon counts one; take "left" or "right"'
+                'evaluation.truncate = "split" with privacy.level = "example": a text would become '
+                'several examples, but epsilon counts one; take "left" or "right"'
             )
         try:
             return protect(self.method, privacy)
@@ -412,7 +415,7 @@ class Recipe(Table):
 
     @property
     def of_parties(self) -> bool:
-        """Return whether each client names its own data, so that only the coordinator knows all
+        """Return whether each client has its own data, so that only the coordinator knows all
         parties.
         """
         return self.federation.names_parties or self.task.each_its_own
@@ -422,8 +425,8 @@ class Recipe(Table):
         """Return whether anything is evaluated; in a private run, only the metrics that the recipe
         discloses.
 
-        With secure sums, examples that belong to no client may be evaluated on. Those that clients
-        hold out would tell the clients apart.
+        With secure sums, only examples that belong to no client may be used. Figures on the
+        clients' held-out examples would show differences between clients.
         """
         held_out_by_clients = (
             self.secure_sums is not None and self.of_parties and not self.task.shares_evaluation

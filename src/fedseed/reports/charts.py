@@ -1,4 +1,4 @@
-"""Holds what a chart shows: curves, axes, and the curves of runs. `plots` draws them."""
+"""Charts as data: axes and curves, also those of runs. `plots` draws them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +19,9 @@ class Series:
 
     name: str  # what it is
     points: Sequence[tuple[float, float]]  # (x, y); those that are not finite are left out
-    band: Sequence[tuple[float, float, float]] = ()  # (x, low, high) around it, such as a deviation
-    number: int = 0  # the number of its look, the same in all charts of a page
+    # (x, low, high) of a band around the line, such as a deviation
+    band: Sequence[tuple[float, float, float]] = ()
+    number: int = 0  # the number of its style, the same in all charts of a page
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Axis:
 
     label: str  # what it shows
     log: bool = False  # logarithmic; values of zero and less are left out
-    unit: Literal["", "B", "s"] = ""  # how its numbers are written
+    unit: Literal["", "B", "s"] = ""  # format of its numbers
     whole: bool = False  # whole numbers only, such as rounds
 
 
@@ -41,11 +42,12 @@ class Panel:
     series: Sequence[Series]  # its lines
     x: Axis  # the horizontal axis
     y: Axis  # the vertical axis
-    start: float | None = None  # a horizontal line where everything began
+    start: float | None = None  # height of a horizontal line at the starting value
 
 
 ROUND = Axis("round", whole=True)
-# what a curve is drawn over: its name, its axis, and what a line of metrics adds to it
+# a horizontal axis: its name, its axis, and a function from a line of metrics to the amount that it
+# adds
 COSTS: tuple[tuple[str, Axis, Callable[[RoundLine], float]], ...] = (
     (
         "payload bytes",
@@ -72,8 +74,8 @@ def curves(
     deviations.
 
     Args:
-        runs: the runs, by label; a label's place among them decides its look.
-        heading: stands before each title, such as a scenario.
+        runs: the runs, by label; a label's place among them decides its style.
+        heading: text before each title, such as a scenario.
         names: names of the metrics; None: all that are shown.
     """
     every = [lines for lines in chain.from_iterable(runs.values()) if lines]
@@ -125,7 +127,7 @@ def _mean(
 def _plot_over(
     series: Series, lines: Sequence[RoundLine], cost: Callable[[RoundLine], float]
 ) -> Series:
-    """Return a curve over rounds as a curve over what the rounds had cost by then."""
+    """Return a curve over rounds as a curve over the rounds' accumulated cost."""
     spent = dict(zip((line.round for line in lines), accumulate(map(cost, lines)), strict=True))
     band = [(spent[int(position)], low, high) for position, low, high in series.band]
     return Series(

@@ -1,4 +1,4 @@
-"""Puts runs side by side: tables, and sentences about them. Free of torch."""
+"""Compare runs in tables and sentences. It needs no torch."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +26,10 @@ Summary = Mapping[str, Any]
 class Compared:
     """A line of a comparison: one recipe with its settings, run with one seed or several."""
 
-    label: str  # what the tables call it
-    summaries: Sequence[Summary]  # of the finished runs
-    mark: str = ""  # said after the label in the table of results, such as what was chosen
-    failed: int = 0  # how many of its runs failed
+    label: str  # its name in the tables
+    summaries: Sequence[Summary]  # summaries of the finished runs
+    mark: str = ""  # text after the label in the table of results, such as the chosen values
+    failed: int = 0  # number of its failed runs
 
 
 def _mean_text(key: str, form: Callable[[float], str], summaries: Sequence[Summary]) -> str:
@@ -47,13 +47,14 @@ def results_sheet(
     first.
 
     Args:
-        title: above the table; "": who took part in the runs, and how many parameters each tunes.
+        title: above the table; "": a sentence on the clients of the runs, and the number of tuned
+            parameters.
         lines: its lines.
-        seeds: how many runs a line was to have.
+        seeds: number of runs that a line should have.
         brief: leave out passes and memory, so that the table fits a terminal.
     """
-    # an adapter's new parameters can change what a model says before any tuning: the base is what
-    # most runs begin with
+    # an adapter's new parameters can change a model's results before any tuning: the base is the
+    # start of most runs
     starts = [line.summaries[0] for line in lines if line.summaries]
     counted = Counter(str(summary["baseline"]) for summary in starts)
     summary_known = max(starts, key=lambda summary: counted[str(summary["baseline"])], default=None)
@@ -199,7 +200,7 @@ def _exchanged(numbers: Mapping[str, float] | None) -> str:
 def comparison_lines(lines: Sequence[Compared]) -> list[str]:
     """Return a sentence for each line that compares it with the line whose clients send most.
 
-    Lines whose runs have failed, measure no loss or send nothing are left out.
+    Lines without finished runs, without a loss or without sent bytes are left out.
     """
     bytes_up, numbers_sent, gains = {}, {}, {}
     for line in lines:

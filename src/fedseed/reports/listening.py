@@ -1,4 +1,4 @@
-"""A port that one of the project's web servers listens on, and its address."""
+"""Open a port for one of the project's web servers."""
 
 import socket
 from collections.abc import Iterator
@@ -7,11 +7,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def open_port(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
-    """Return a listening socket and its address, such as "http://127.0.0.1:8080"; close it after.
+    """Return a listening socket and its address, such as "http://127.0.0.1:8080". The caller closes
+    the socket.
 
     Args:
         host: the host's name or IP address, of version 4 or 6.
-        port: the port; 0: any that is free.
+        port: the port; 0: any free one.
 
     Raises:
         OSError: the port is taken or not allowed.

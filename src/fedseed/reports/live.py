@@ -1,8 +1,7 @@
-"""One live page of a run: the report, made anew whenever the run's files have grown.
+"""A live page of a run: the report, made again when the run's files have changed.
 
 The browser opens `/`, and gets each change as a server-sent event from `/events`. It then fetches
-`/page`, the report as it is now, and takes over its body. What speaks HTTP comes with the extra
-`serve`.
+`/page`, the current report, and shows its body. The HTTP libraries come with the extra `serve`.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from fedseed.reports.view import view_folder
 
 FILES = ("recipe.toml", "progress.jsonl", "metrics.jsonl", "summary.json")
 LOOK_SECONDS = 1.0  # between looks at the files
-KEEP_SECONDS = 15.0  # between signs of life, so that no proxy ends the connection
+KEEP_SECONDS = 15.0  # seconds between keep-alive messages, so that no proxy ends the connection
 SCRIPT = """
 <script>
 const events = new EventSource("events");
@@ -43,7 +42,7 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def stamp_of(folder: Path) -> Stamp:
-    """Return a stamp that changes whenever one of a run's files does."""
+    """Return a stamp that changes whenever one of a run's files changes."""
     stamps: list[tuple[int, int, int] | None] = []
     for name in FILES:
         try:
@@ -61,8 +60,8 @@ async def follow_run(
 
     Args:
         folder: the run's.
-        look_seconds: between looks at the files.
-        keep_seconds: between signs of life.
+        look_seconds: seconds between looks at the files.
+        keep_seconds: seconds between keep-alive messages.
     """
     last_stamp: Stamp | None = None
     alive = time.monotonic()
@@ -85,8 +84,8 @@ class LivePage:
     """The page of one run's folder.
 
     Args:
-        folder: the run's; it may be empty still.
-        look_seconds: between looks at its files.
+        folder: the run's folder; it may still be empty.
+        look_seconds: seconds between looks at its files.
     """
 
     def __init__(self, folder: Path, look_seconds: float = LOOK_SECONDS) -> None:
@@ -104,7 +103,7 @@ class LivePage:
         )
 
     def text(self) -> str:
-        """Return the report as it is now, or a page without figures if there is no run yet."""
+        """Return the current report, or a page without figures if there is no run yet."""
         try:
             return run_page(view_folder(self.folder))
         except FedseedError:
@@ -130,7 +129,7 @@ class LivePage:
 
         Args:
             host: the address.
-            port: the port; 0: any that is free.
+            port: the port; 0: any free one.
             ready: called with the page's address.
 
         Raises:

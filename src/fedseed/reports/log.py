@@ -1,5 +1,5 @@
-"""Keeps a run's messages in log.txt of its folder: notes, warnings, and when its sessions
-began and ended.
+"""Keep a run's messages in log.txt of its folder: notes, warnings, and the start and end of its
+sessions.
 """
 
 import io
@@ -17,15 +17,15 @@ NAME = "log.txt"
 class LoggedProgress(Progress):
     """Passes messages on, and writes them to a file once it has a folder.
 
-    A disk that is full stops no run.
+    A full disk does not stop the run.
 
     Args:
-        shown: shows the run going on.
+        shown: shows the run's progress.
     """
 
     def __init__(self, progress: Progress) -> None:
         self.shown = progress
-        # lines from before the folder was known to be the run's
+        # lines from before the run's folder was known
         self._early: list[str] | None = []
         self._file: io.TextIOWrapper | None = None
 
@@ -42,7 +42,7 @@ class LoggedProgress(Progress):
             self._put(line)
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Stop writing."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()
@@ -56,7 +56,7 @@ class LoggedProgress(Progress):
         return self.shown.running(name, rounds)
 
     def round(self, line: RoundLine) -> None:
-        self.shown.round(line)  # metrics.jsonl has it
+        self.shown.round(line)  # metrics.jsonl has this line
 
     def advance(self, number: int) -> None:
         self.shown.advance(number)

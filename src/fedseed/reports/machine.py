@@ -1,4 +1,4 @@
-"""What a run was made with: versions, the machine (not its name) and its memory, the command."""
+"""Describe how a run was made: versions, the machine (not its name) and its memory, the command."""
 
 import os
 import platform
@@ -64,9 +64,8 @@ def host() -> dict[str, Any]:
 
 
 def command() -> str:
-    """Return this process' command line, its program by its last part.
-
-    A token that it was given is left out.
+    """Return this process' command line, with only the last part of the program's path. A token is
+    left out.
     """
     first = "python"
     if sys.argv and sys.argv[0]:
@@ -76,11 +75,11 @@ def command() -> str:
 
 
 def resident_memory(peak: bool = False) -> int:
-    """Return this process' resident memory in bytes, now or at its peak; 0: it is not told."""
+    """Return this process' resident memory in bytes, now or at its peak; 0: it is not known."""
     if resource is None:
         return 0
     if peak or not Path("/proc/self/statm").exists():
-        # macOS counts bytes, Linux kilobytes; macOS reports the peak alone
+        # macOS counts bytes, Linux kilobytes; macOS reports only the peak
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -89,7 +88,7 @@ def resident_memory(peak: bool = False) -> int:
 def available_memory() -> tuple[int, int]:
     """Return (all, free) of this machine's memory in bytes, or of this container's.
 
-    Without Linux' /proc all of it counts as free, and where nothing is known, both are 0.
+    Without Linux' /proc all memory counts as free. If nothing is known, both are 0.
     """
     if not Path("/proc/meminfo").exists():
         try:

@@ -1,8 +1,6 @@
-"""Makes pages: report.html of one run, and of several side by side.
+"""Make pages: report.html of one run, and of several side by side. Each page is a single file.
 
-Each is a file that loads no other.
-
-Pages are made with Jinja from the templates beside this file; charts are SVG by Matplotlib. No page
+Pages are made with Jinja from the templates in this folder; charts are SVG by Matplotlib. No page
 has a script.
 """
 
@@ -25,7 +23,7 @@ from fedseed.reports.tables import Sheet, human_bytes, human_seconds
 from fedseed.reports.view import RunView
 from fedseed.text import flat
 
-MOST_CLIENTS = 200  # rows of the table
+MOST_CLIENTS = 200  # most rows of the table
 # a number in a table: 0.139 ± 0.025, 5.43 ms, 17.2 kB
 NUMBER = re.compile(r"[\d.,]+( ± [\d.,]+)?( [a-zA-Z]{1,3})?")
 Drawn = tuple[str, Markup, str, list[tuple[str, Markup]]]
@@ -39,7 +37,7 @@ PHASE_NAMES = {
 
 
 def run_page(view: RunView) -> str:
-    """Return a run's report, as far as the run has come."""
+    """Return a run's report, with its rounds so far."""
     clients = view.clients()
     names = dict.fromkeys(chain.from_iterable(row.metrics for row in clients))
     columns = [name for name in names if not name.endswith("perplexity")]
@@ -77,9 +75,9 @@ def comparison_page(
 
     Args:
         title: above the page.
-        blocks: by scenario ("" if there is one only) and label, the run with each seed.
+        blocks: the runs of each seed, by scenario ("" if there is only one) and label.
         sheets: tables to show.
-        lines: sentences about what the numbers show.
+        lines: sentences about the numbers.
     """
     labels = list(dict.fromkeys(chain.from_iterable(blocks.values())))
     firsts = {}
@@ -116,12 +114,10 @@ def framed_page(title: str, template: str, package: str = "fedseed.reports", **c
     """Return a page in the frame that all pages have.
 
     Args:
-        title: the page's title, which its template is given, too.
-        template: the name of a file in the package's folder `templates`, for what stands on the
-            page.
+        title: the page's title, which is also passed to the template.
+        template: the name of a file in the package's folder `templates`, for the page's body.
         package: the name of the package that the template is in.
-        content: what the template is given; besides it gets `made`, which fedseed made the page,
-            and when.
+        content: values for the template. It also gets `made`: fedseed's version and the time.
     """
     stamp_text = f"fedseed {fedseed.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     body = (
@@ -136,7 +132,7 @@ def framed_page(title: str, template: str, package: str = "fedseed.reports", **c
 
 
 def _tiles(view: RunView) -> list[tuple[str, str, str]]:
-    """Return the headline figures: what, how much, and a word about it."""
+    """Return the headline figures: name, value, and a short remark."""
     tiles, summary = [], view.summary or {}
     for name in shown_metrics(dict.fromkeys(view.measured))[:4]:
         first, last = view.before_and_after(name)

@@ -1,4 +1,4 @@
-"""Who holds what: a task's clients by label, as a table. Free of torch."""
+"""Count a task's examples by client and label, and show them as a table. It needs no torch."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from fedseed.reports.tables import plain_table
 from fedseed.tasks.data import Choice, Cloze, Picture, TaskData
 from fedseed.text import natural, show_text
 
-SHOWN_CLIENTS = 24  # of more only the summary is shown
+SHOWN_CLIENTS = 24  # most clients that are listed; for more only the summary is shown
 
 
 @dataclass(frozen=True)
 class PartitionStatistics:
-    """How many examples of each label each client has."""
+    """The number of examples of each label at each client."""
 
     clients: tuple[str, ...]  # their names
     labels: tuple[str, ...]  # in ascending order; one empty label if the data has none
@@ -31,7 +31,7 @@ class PartitionStatistics:
 
     @property
     def skew(self) -> float:
-        """Return how far clients' mixtures of labels are from the whole's: mean total variation,
+        """Return the distance of clients' label mixtures from that of all: mean total variation,
         from 0 to 1.
         """
         whole = self.counts.sum(axis=0) / self.counts.sum()
@@ -41,8 +41,8 @@ class PartitionStatistics:
 
 
 def partition_statistics(data: TaskData) -> PartitionStatistics:
-    """Count a task's examples by client and label: the one the task gives, or the right option,
-    word or class.
+    """Count a task's examples by client and label: the task's label, or the right option, word or
+    class.
     """
 
     def label(example: Any) -> str:
@@ -75,7 +75,7 @@ def partition_table(statistics: PartitionStatistics) -> list[Table | str]:
         f"{plural(int(sizes.sum()), 'example')}{labels_text}"
     ]
     if len(statistics.clients) <= SHOWN_CLIENTS:
-        # the labels give way, the other columns don't
+        # only the column of labels is shortened
         room = 80 - min(32, max(map(len, statistics.clients))) - 14
         rows = []
         for name, size, row in zip(statistics.clients, sizes, statistics.counts, strict=True):

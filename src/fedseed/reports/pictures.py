@@ -1,4 +1,4 @@
-"""What a run's folder shows people at the end: metrics.png, report.html."""
+"""Write a run's pictures and page at its end: metrics.png, report.html."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +14,7 @@ from fedseed.registry import one_line
 def draw_run(folder: Path, summary: Mapping[str, Any]) -> None:
     """Draw a run's pictures and write its page into its folder.
 
-    `summary` is what summary.json will hold.
+    `summary` is the future content of summary.json.
     """
     from fedseed.reports.charts import curves
     from fedseed.reports.pages import run_page
@@ -30,7 +30,7 @@ def draw_run(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def draw_apart(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Do what `draw_run` does in a process of its own: Matplotlib takes more memory than a whole
+    """Call `draw_run` in a process of its own, as Matplotlib takes more memory than a whole
     coordinator.
 
     Raises:
@@ -46,7 +46,7 @@ def draw_apart(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def _tell(order: object, say: object, *arguments: Any) -> str:
-    """Draw, and return what went wrong: "" if nothing did."""
+    """Draw, and return an error's text; "" if there was none."""
     try:
         draw_run(*arguments)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Draws charts and who holds what with Matplotlib: as PNG files, and as SVG for pages."""
+"""Draw charts, and clients' data, with Matplotlib: as PNG files, and as SVG for pages."""
 
 import re
 import warnings
@@ -22,7 +22,7 @@ from fedseed.reports.charts import Panel
 from fedseed.reports.partition import SHOWN_CLIENTS, PartitionStatistics
 from fedseed.text import show_text
 
-# twelve colours that stay apart also for colour-blind readers, and the same before a dark ground
+# twelve colours that stay apart also for colour-blind readers, and also on a dark background
 COLOURS = (
     "#0072B2",
     "#D55E00",
@@ -53,14 +53,14 @@ DARK_COLOURS = (
 )
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
-SOFT, FAINT = "#5a6472", "#dfe3e8"  # texts and axes; the grid
-MOST_POINTS = 600  # points of a line; more can't be told apart
-MARKED = 60  # a line with at most so many points shows them
-SHORT = 28  # characters of a name
-ROWS = 4  # with more of them a picture is made of fewer pixels: thirty panels are 200 kB
-SHADES = 256  # colours of a picture; with all that there could be it would be three times as large
-# fonts for the letters that Matplotlib's own lacks, as far as this machine has them: people read
-# Asian scripts in these
+SOFT, FAINT = "#5a6472", "#dfe3e8"  # colours of texts and axes, and of the grid
+MOST_POINTS = 600  # most points of a line; more can't be distinguished
+MARKED = 60  # a line with at most this number of points shows them
+SHORT = 28  # most characters of a name
+ROWS = 4  # number of panels above which a picture has fewer pixels: thirty panels take 200 kB
+SHADES = 256  # number of colours of a picture; with all colours it would be three times as large
+# fonts for letters that Matplotlib's own font lacks, such as Asian scripts, if this machine has
+# them
 FONTS = (
     "Noto Sans CJK",
     "Source Han Sans",
@@ -106,8 +106,8 @@ matplotlib.rcParams.update(
 
 
 def _line_style(number: int) -> dict[str, Any]:
-    """Return the style of the line of this number: 48 lines look different, most neighbours also
-    without colours.
+    """Return the style of the line of this number: 48 lines look different, and most neighbours
+    differ without colours, too.
     """
     dashes = number // len(COLOURS) % len(DASHES)
     return {
@@ -134,7 +134,7 @@ def figure_of(panels: Sequence[Panel], across: int = 3) -> Figure:
 
     Args:
         panels: at least one.
-        across: how many stand in a row.
+        across: number of charts in a row.
     """
     names_by_panel = [[line.name for line in panel.series] for panel in panels]
     names = list(dict.fromkeys(chain.from_iterable(names_by_panel)))
@@ -150,7 +150,7 @@ def figure_of(panels: Sequence[Panel], across: int = 3) -> Figure:
             axes.legend()
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
-    if together:  # one legend, beside the charts
+    if together:  # a single legend, beside the charts
         grid[across - 1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
@@ -208,7 +208,7 @@ def _select_points(
 ) -> list[tuple[float, float]]:
     """Return the points that can be shown.
 
-    Of very many it keeps an even choice, with the last one.
+    Of too many points, evenly spaced ones and the last one are kept.
     """
     indices = [
         (x, y)
@@ -232,11 +232,11 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def chart(panel: Panel) -> Markup | None:
-    """Return a chart as SVG for a page, whose style sheet has its colours.
+    """Return a chart as SVG for a page, whose style sheet sets the colours.
 
     None if there is nothing to show.
 
-    Its title, its legend and what its vertical axis shows stand beside it on the page.
+    Its title, legend and the name of its vertical axis are put beside it on the page.
 
     Args:
         panel: the chart.
@@ -265,7 +265,7 @@ def chart(panel: Panel) -> Markup | None:
 
 
 def swatch(number: int) -> Markup:
-    """Return a short line with the look of a number, for a legend."""
+    """Return a short line in the style of a number, for a legend."""
     style = _line_style(number)
     dashes = {"-": "", "--": "6 3", ":": "2 2", "-.": "7 2 2 2"}[style["linestyle"]]
     shapes = (
@@ -276,19 +276,17 @@ def swatch(number: int) -> Markup:
 
 
 def draw_partition(statistics: PartitionStatistics, title: str, path: Path) -> None:
-    """Draw stacked bars of each client by label: how many, and which share.
-
-    Many clients are put in the order of their most frequent label and its share, so that the whole
-    can be read.
+    """Draw stacked bars of each client's examples by label: numbers and shares. Many clients are
+    sorted by their most frequent label and its share, to be readable.
 
     Args:
-        statistics: who holds what.
+        statistics: the numbers of examples.
         title: above the picture.
         path: PNG file to write.
     """
     many = len(statistics.clients) > SHOWN_CLIENTS
     shares = statistics.counts / np.maximum(statistics.sizes, 1)[:, None]
-    # clients with nothing come last
+    # clients without examples come last
     top = np.where(statistics.sizes > 0, shares.argmax(axis=1), len(statistics.labels))
     order = np.lexsort((-shares.max(axis=1), top)) if many else np.arange(len(statistics.clients))
     labelled = statistics.labels != ("",)
@@ -305,7 +303,7 @@ def draw_partition(statistics: PartitionStatistics, title: str, path: Path) -> N
         bottom = np.zeros(len(x))
         for i, label in enumerate(statistics.labels):
             label_counts = values[order, i]
-            # without a gap between many bars, and no edges: they would be wider than the bars
+            # many bars have no gaps and no edges, which would be wider than the bars
             axes[row][0].bar(
                 x,
                 label_counts,

@@ -1,10 +1,13 @@
-"""Progress of a run: a bar on a terminal, plain lines elsewhere.
-
-And the console that everything is shown on.
+"""Show a run's progress: a bar on a terminal, plain lines elsewhere. And the console for all
+output.
 """
 
-from collections.abc import Iterable, Iterator
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -24,13 +27,17 @@ from fedseed.metrics import metric_text, metric_title, shown_metrics
 from fedseed.reports.results import RoundLine
 from fedseed.text import clean
 
+FIRST_INTERVAL_SECONDS = 60.0  # between the first two times that a lasting trouble is shown
+MOST_INTERVAL_SECONDS = 3600.0
+MOST_TROUBLES = 1_000  # how many troubles are remembered
+
 
 class Screen(Console):
-    """A rich console on which text is text: it reads no markup and sends no control characters but
-    its own.
+    """A rich console that prints text literally: it reads no markup, and sends no control
+    characters but its own.
 
     Args:
-        settings: of `rich.console.Console`.
+        settings: arguments of `rich.console.Console`.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -39,35 +46,82 @@ class Screen(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Return what is shown: texts cleaned, in tables and bars, too."""
+        """Return the printed objects with cleaned texts, also in tables and bars."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(clean(segment.text), segment.style)
 
 
 class Progress:
-    """The engine's messages while it runs; this class ignores them."""
+    """The interface for messages of a run; this class ignores them."""
 
     def running(self, name: str, rounds: int) -> AbstractContextManager[None]:
         """Return a context that lasts as long as the run."""
         return nullcontext()
 
     def round(self, line: RoundLine) -> None:
-        """Show that a round is over: its line of metrics."""
+        """Show a finished round by its line of metrics."""
 
     def advance(self, number: int) -> None:
-        """Show that a round is over which gets no line of its own."""
+        """Show that a round without a line of its own is over."""
 
     def note(self, text: str) -> None:
         """Show something about the run's data, when it starts."""
 
     def warn(self, text: str) -> None:
-        """Show something that a person should know; the run goes on."""
+        """Show a warning; the run continues."""
+
+
+@dataclass
+class ShownTrouble:
+    """When a trouble was shown, and when it last came up."""
+
+    shown_at: float
+    last_at: float
+    interval: float = FIRST_INTERVAL_SECONDS  # seconds until it is shown again
+
+
+@dataclass
+class LastingTroubles:
+    """Shows a trouble that comes up again and again: at once, and then at growing intervals.
+
+    Args:
+        warn: shows a line.
+        clock: a monotonic clock, in seconds.
+    """
+
+    warn: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    # by text without numbers, the one that came up last at the end
+    _troubles: OrderedDict[str, ShownTrouble] = field(default_factory=OrderedDict)
+
+    def report(self, party: str, problem: str) -> None:
+        """Report a trouble; texts that differ in numbers alone, as of rounds, are one trouble.
+
+        Args:
+            party: the name of the client or process that has it.
+            problem: the trouble, with the party's name in it.
+        """
+        current_time = self.clock()
+        key = f"{party}\n" + re.sub(r"\d+", "", problem)
+        trouble = self._troubles.pop(key, None)
+        if trouble is not None and current_time > trouble.last_at + FIRST_INTERVAL_SECONDS:
+            trouble = None  # it was over, and has come back
+        if trouble is None:
+            trouble = ShownTrouble(current_time, current_time)
+            self.warn(problem)
+        elif current_time >= trouble.shown_at + trouble.interval:
+            trouble.shown_at = current_time
+            trouble.interval = min(2 * trouble.interval, MOST_INTERVAL_SECONDS)
+            self.warn(problem)
+        trouble.last_at = current_time
+        self._troubles[key] = trouble
+        if len(self._troubles) > MOST_TROUBLES:
+            self._troubles.popitem(last=False)
 
 
 def choose_progress(progress: Progress | bool | None) -> Progress:
-    """Return what shows a run: as given; True: a console; False: nothing.
-
-    None: a console if somebody sees it.
+    """Return the object that shows a run: the given one; for True a console; for False none. For
+    None a console if its output is visible.
     """
     if not isinstance(progress, bool) and progress is not None:
         return progress
@@ -100,8 +154,7 @@ class Shown(Progress):
 
     Args:
         console: the console.
-        lines: where it is no terminal, so many lines at most say how far rounds without a line of
-            their own are.
+        lines: where it is not a terminal, the most lines about rounds without a line of their own.
     """
 
     def __init__(self, console: Console, lines: int = 0) -> None:

@@ -1,6 +1,6 @@
 """A coordinator's figures for Prometheus: `serve --metrics-port`.
 
-The package is imported when somebody asks for it.
+The package prometheus_client is imported only when it is used.
 """
 
 import re
@@ -20,7 +20,7 @@ class Exporter:
     """A page with a run's figures for Prometheus, served by a thread of this process.
 
     Args:
-        port: 0: one that is free.
+        port: the port; 0: any free one.
         host: the address to listen at.
 
     Raises:
@@ -68,7 +68,7 @@ class Exporter:
         self._thread.join()
 
     def collect(self) -> Iterator[Any]:
-        """Return the figures, as prometheus_client asks for them at each request."""
+        """Return the figures; prometheus_client calls it at each request."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
         status = self._last = self._ask() or self._last
@@ -88,17 +88,17 @@ class Exporter:
         )
         for name, description, value in (
             ("fedseed_round", "The round that is open, or the last one.", status["round"]),
-            ("fedseed_rounds", "Rounds that the run is to have.", status["rounds"]),
+            ("fedseed_rounds", "Number of rounds of the run.", status["rounds"]),
             ("fedseed_clients", "Clients of the run.", status["clients"]),
-            ("fedseed_clients_alive", "Clients that have been heard of lately.", status["alive"]),
+            ("fedseed_clients_alive", "Clients with a recent message.", status["alive"]),
             (
                 "fedseed_clients_waited_for",
-                "Clients whose answer the open round lacks.",
+                "Clients that the open round waits for.",
                 len(status["waiting_for"]),
             ),
             (
                 "fedseed_clients_drifted",
-                "Clients that had other weights than the others.",
+                "Clients whose weights differed from the others'.",
                 len(status["drifted"]),
             ),
             (
@@ -121,7 +121,7 @@ class Exporter:
             newest = "evaluation" if metric_of(name)[1].held_out else "round"
             description = f"{words[0].upper()}{words[1:]}, of the last {newest}."
             yield GaugeMetricFamily(f"fedseed_{name}", description, value=last[name])
-        description = "Rounds begun again for want of answers."
+        description = "Rounds repeated because of too few answers."
         yield CounterMetricFamily(
             "fedseed_repeated_rounds", description, value=status["repeated_rounds"]
         )

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: lines of metrics and a summary."""
+"""Read and write the results in a run's folder: lines of metrics and a summary."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,26 +22,28 @@ class RoundLine:
     Round 0 is the base before any training: it has no costs.
     """
 
-    round: int  # the round's number; of several, the last one's
-    rounds: int = 1  # how many rounds the line is about
-    clients: list[str] = field(default_factory=list)  # the names of those who took part
-    taking_part: int = 0  # how many they were, added up over the rounds
+    round: int  # the round's number; for several rounds, that of the last one
+    rounds: int = 1  # number of rounds in the line
+    # the names of the clients that took part: those that were asked, with or without an update
+    clients: list[str] = field(default_factory=list)
+    taking_part: int = 0  # number of these clients, added up over the rounds
     # {"client", "reason"} of each client that was asked and gave no update
     skipped: list[dict[str, Any]] = field(default_factory=list)
     attacked: list[str] = field(default_factory=list)  # the names of clients that were made to lie
     refused: int = 0  # how many updates were refused
-    # {"round", "reason"} of each step made and not taken
+    # {"round", "reason"} of each step that was made but not applied
     not_taken: list[dict[str, Any]] = field(default_factory=list)
-    bytes_up: float = 0.0  # payload that a client which takes part sends in a round, on average
-    bytes_down: float = 0.0  # what it receives
-    # the numbers that it sends and receives, by kind
+    bytes_up: float = 0.0  # mean payload that a participating client sends in a round
+    bytes_down: float = 0.0  # mean payload that it receives
+    # counts of numbers that it sends and receives, by kind
     exchanged: dict[str, float] = field(default_factory=dict)
-    # the mean loss of clients' local training; None where it is not told
+    # the mean loss of clients' local training; None if it is not disclosed
     train_loss: float | None = None
     forward_passes: int = 0  # micro-batches of all clients
     backward_passes: int = 0  # the same
-    skipped_steps: int = 0  # local steps that were left out, their loss not being finite
-    processes: int | None = None  # how many have rebuilt the weights, where it is not one
+    skipped_steps: int = 0  # local steps that were skipped because their loss was not finite
+    # number of clients that have rebuilt the weights, if it is not one
+    processes: int | None = None
     # seconds by phase, added up over clients and rounds
     seconds: dict[str, float] = field(default_factory=dict)
     # digest of the weights after the round, in hex; None: they were not hashed
@@ -50,19 +52,19 @@ class RoundLine:
     weights_norm: float | None = None
     # metrics by client, where clients evaluate
     by_client: Mapping[str, Mapping[str, float]] | None = None
-    # all else, by name: held-out loss, scores, epsilon
+    # all other metrics, by name: held-out loss, scores, epsilon
     metrics: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any], file: str = "", number: int = 0) -> "RoundLine":
-        """Read a line as metrics.jsonl has it.
+        """Read a line of metrics.jsonl.
 
         Args:
             table: the line.
-            file: the name of the file that it stands in; "": it may have been written to any.
+            file: the name of its file; "": the file is not checked.
             number: the line's number there, from 1.
 
-        Raises ValueError or TypeError if it is no such line, was altered, or was written elsewhere.
+        Raises ValueError or TypeError if it is not valid, was altered, or belongs to another place.
         """
         if not isinstance(table, Mapping) or not isinstance(table.get("round"), int):
             raise ValueError("it has no round")
@@ -74,7 +76,7 @@ class RoundLine:
         return cls(**fields_known, metrics=metrics)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the line as metrics.jsonl has it."""
+        """Return the line as a table for metrics.jsonl."""
         left_out = {name for name in SELDOM if not getattr(self, name)}
         names = FIELDS
         if self.round == 0:
@@ -82,8 +84,8 @@ class RoundLine:
         return {name: getattr(self, name) for name in names if name not in left_out} | self.metrics
 
     def encode(self, file: str, number: int) -> bytes:
-        """Return the line as a file has it: with a sum over its place and all but seconds, by
-        which a line that was altered, or put elsewhere, is found.
+        """Return the line with a checksum over its place and all values but seconds, which detects
+        lines that were altered or moved.
 
         Args:
             file: the name of the file that it is written to.
@@ -94,10 +96,7 @@ class RoundLine:
         return json.dumps({**table, "sum": place + _sum(table, place)}).encode() + b"\n"
 
     def get(self, name: str) -> float | None:
-        """Return a number of the line by its name there, measured or not.
-
-        None where the line has none.
-        """
+        """Return a number of the line by its name. None if the line does not have it."""
         value = getattr(self, name) if name in NUMBERS and self.round else self.metrics.get(name)
         if value is None:
             return None
@@ -115,7 +114,7 @@ SELDOM = (
     "processes",
     "weights_norm",
     "by_client",
-)  # written where there is something to say
+)  # written only if it is not empty
 NUMBERS = (
     "train_loss",
     "bytes_up",
@@ -131,12 +130,12 @@ def _check_sum(table: Mapping[str, Any], file: str, number: int) -> None:
     """Raise ValueError if a line's sum shows that it was altered, or written elsewhere."""
     written_sum = str(table["sum"])
     place, colon, _ = written_sum.rpartition(":")
-    place += colon  # "": of an earlier fedseed, whose sums say nothing of the place
+    place += colon  # "": from an earlier fedseed, whose sums do not cover the place
     if written_sum != place + _sum(table, place):
-        raise ValueError("it is not as it was written: its sum differs")
+        raise ValueError("it was altered: its checksum differs")
     if place and file and place != f"{file}:{number}:":
         file_name, line = place.split(":")[:2]
-        raise ValueError(f"it was written as line {line} of {file_name}, and stands here")
+        raise ValueError(f"it was written as line {line} of {file_name}, but is in this place")
 
 
 def _sum(table: Mapping[str, Any], place: str) -> str:
@@ -176,10 +175,10 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def best_rounds(lines: Sequence[RoundLine]) -> dict[str, dict[str, Any]]:
-    """Find the best round by each metric, the first of equal ones; the base is round 0.
+    """Find the best round by each metric, the first one of equal rounds; the base is round 0.
 
     Args:
-        lines: round 0 first: what it measured counts.
+        lines: the lines, round 0 first; its metrics count, too.
 
     Returns:
         {"round": ..., "value": ...} by the metric's name.

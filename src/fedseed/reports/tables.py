@@ -29,9 +29,9 @@ def plain_table(
     """Return a table for a console, the first column on the left and the others on the right.
 
     Args:
-        head: the columns' names; no name in it: it is not shown.
+        head: the columns' names; if all are empty, no head is shown.
         rows: a text for each column.
-        widest: how wide the first column may be; None: as wide as it is.
+        widest: greatest width of the first column; None: no limit.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_header=any(head))
     for number, name in enumerate(head):
@@ -47,7 +47,7 @@ def plain_table(
 
 
 def privacy_spent(spent: Mapping[str, Any]) -> str:
-    """Return what a private run has spent, of its summary or status: "epsilon per vote 0.5, votes
+    """Return a private run's spent budget, from its summary or status: "epsilon per vote 0.5, votes
     48".
     """
     return ", ".join(
@@ -59,7 +59,7 @@ def privacy_spent(spent: Mapping[str, Any]) -> str:
 def mean_and_deviation(values: Sequence[float], digits: int) -> str:
     """Return mean and sample deviation of a few numbers.
 
-    Those that are not finite are counted apart.
+    Numbers that are not finite are counted separately.
     """
     finite = [v for v in values if isfinite(v)]
     if not finite:
@@ -81,7 +81,7 @@ class Sheet:
     head: Sequence[str]  # the columns' names
     # a text for each column; the first column is on the left, the others on the right
     rows: Sequence[Sequence[str]]
-    note: str = ""  # what to know when reading it
+    note: str = ""  # notes for readers
 
     def table(self) -> Table:
         """Return the table for a console, each column's name on two lines."""
@@ -94,7 +94,7 @@ class Sheet:
     def show(self, console: Console) -> None:
         """Print the table.
 
-        On a console too narrow for it as plain text, whose lines are broken but not cut.
+        On a console that is too narrow it is printed as plain text with wrapped lines.
         """
         table = self.table()
         if (
@@ -122,7 +122,7 @@ class Sheet:
         return "\n".join([self.title, "", *ruled, *(["", self.note] if self.note else [])]) + "\n"
 
     def markdown(self) -> str:
-        """Return the table for a document."""
+        """Return the table in Markdown."""
         lines = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.rows]
         table = list(map(_markdown_row, lines))
         return (

@@ -1,7 +1,4 @@
-"""The content of a run's folder, finished or going on, as a page shows it.
-
-Free of torch and Matplotlib.
-"""
+"""The content of a run's folder for a page, finished or not. It needs no torch or Matplotlib."""
 
 import json
 import tomllib
@@ -20,14 +17,14 @@ from fedseed.text import natural
 
 @dataclass
 class ClientRow:
-    """What a run's files say about a client."""
+    """The facts about a client in a run's files."""
 
     name: str  # the client's
-    rounds: float = 0.0  # in which it took part
-    is_estimate: bool = False  # the number of rounds is an estimate: only sums were written
-    # rounds in which it sent nothing that counts, by reason
+    rounds: float = 0.0  # number of rounds in which it took part
+    is_estimate: bool = False  # whether that number is an estimate, as only sums were written
+    # rounds without an accepted answer, by reason
     skipped: Counter[str] = field(default_factory=Counter)
-    attacker: bool = False  # it was made to lie
+    attacker: bool = False  # whether it was made to lie
     # its own held-out figures, the newest ones
     metrics: dict[str, float] = field(default_factory=dict)
     measured: int = 0  # the round after which it had them
@@ -37,12 +34,12 @@ class ClientRow:
 class RunView:
     """A run as a page shows it."""
 
-    name: str  # what the page calls it
-    lines: list[RoundLine]  # of metrics, the ones there are
-    summary: Mapping[str, Any] | None = None  # what summary.json holds; None: the run is not over
+    name: str  # its name on the page
+    lines: list[RoundLine]  # lines of metrics so far
+    summary: Mapping[str, Any] | None = None  # content of summary.json; None: the run is not over
     recipe: str = ""  # its recipe as text; "" if it has none
     round: int = 0  # the last round that is known to count
-    rounds: int | None = None  # how many there will be; None: not known
+    rounds: int | None = None  # total number of rounds; None: not known
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -118,7 +115,7 @@ class RunView:
         return seconds
 
     def clients(self) -> list[ClientRow]:
-        """Return what is known of each client that any line names, in the order of their names."""
+        """Return the facts about each client in any line, in the order of their names."""
         rows: dict[str, ClientRow] = {}
 
         def row(name: str) -> ClientRow:
@@ -146,7 +143,7 @@ def view_folder(folder: Path, summary: Mapping[str, Any] | None = None) -> RunVi
 
     Args:
         folder: the run's.
-        summary: of a run that is about to write it.
+        summary: the summary of a run that is about to write it.
 
     Raises:
         FedseedError: there is no run in it.
@@ -156,7 +153,9 @@ def view_folder(folder: Path, summary: Mapping[str, Any] | None = None) -> RunVi
     if summary is None and (text := _text(folder / "summary.json")):
         summary = json.loads(text)
     if not lines and not recipe:
-        raise FedseedError(f"{folder}: no run is here: neither recipe.toml nor metrics.jsonl")
+        raise FedseedError(
+            f"{folder}: there is no run in it: neither recipe.toml nor metrics.jsonl"
+        )
     rounds = [line.round for line in (*lines, *_whole_lines(folder / "progress.jsonl"))]
     view = RunView(folder.resolve().name, lines, summary, recipe, max(rounds, default=0))
     view.rounds = view.settings.get("rounds")
@@ -170,10 +169,7 @@ def _text(path: Path) -> str:
 
 
 def _whole_lines(path: Path) -> list[RoundLine]:
-    """Return the lines that were written to their ends.
-
-    What comes after a damaged one is left out.
-    """
+    """Return the complete lines, up to the first damaged one."""
     lines: list[RoundLine] = []
     with suppress(ValueError, TypeError):
         for number, text in enumerate(_text(path).split("\n")[:-1], start=1):

@@ -381,7 +381,13 @@ class Run(ABC):
             f"round {line.round}: the loss has hardly moved, from {still[1]:.5g} to {still[2]:.5g}"
         )
         rate = rate_of(self.spec.method)
-        if verdict.has_moved_far(metrics[0], line):
+        if verdict.learns_its_own(metrics[0], line):
+            self.progress.warn(
+                f"{problem}, though the clients' local loss fell to {line.train_loss:.3g}: they "
+                "learn their own examples, and it does not show on the held-out ones; more rounds, "
+                "more data or fewer local steps may help"
+            )
+        elif verdict.has_moved_far(metrics[0], line):
             grown, local = verdict.growth(metrics[0], line), line.train_loss
             figures = [
                 *([] if grown is None else [f"the weights' norm changed by {grown:+.1%}"]),

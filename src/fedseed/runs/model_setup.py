@@ -301,18 +301,47 @@ def examine_base(model: Any, objective: Objective) -> None:
             alone.
     """
     from fedseed.models.loading import embedding_rows
-    from fedseed.models.traits import PROBES, examine
-    from fedseed.objectives.rewarded import Rewarded
+    from fedseed.models.traits import examine
 
     objective.rows = embedding_rows(model)
+    language = _language_of(objective)
+    texts = _probe_texts(language)
+    if language is not None and texts:
+        examine(model, texts, language.reads_both_sides)
+
+
+def _examine_lora(model: Any, objective: Objective) -> list[str]:
+    """Freeze the parts of a new LoRA that no text reaches, such as those in a vision tower, and
+    return notes about them.
+
+    Raises RecipeError if no text reaches any of it.
+    """
+    from fedseed.models.traits import rest_unreached_parts
+
+    language = _language_of(objective)
+    texts = _probe_texts(language)
+    if language is None or not texts:
+        return []
+    return rest_unreached_parts(model, texts, language.reads_both_sides)
+
+
+def _language_of(objective: Objective) -> TextObjective | None:
+    """Return the objective that computes the losses of texts; None if there are no texts."""
+    from fedseed.objectives.rewarded import Rewarded
+
     around_language = Rewarded | Choices | Preferences
     language = objective
     if isinstance(objective, around_language):
         language = objective.language
-    if isinstance(language, TextObjective):
-        texts = [language.probe_ids(text) for text in PROBES]
-        if all(texts):
-            examine(model, texts, language.reads_both_sides)
+    return language if isinstance(language, TextObjective) else None
+
+
+def _probe_texts(language: TextObjective | None) -> list[list[int]]:
+    """Return the tokens of two texts to examine a model with; empty if it has no tokens for one."""
+    from fedseed.models.traits import PROBES
+
+    texts = [] if language is None else [list(language.probe_ids(text)) for text in PROBES]
+    return texts if all(texts) else []
 
 
 def fingerprint_of(processor: Any) -> Fingerprint | None:
@@ -542,10 +571,13 @@ def host_examples(
         hashed = adapters.base_digest
     digest = spec.base_digest or hashed(model, spec.digest)
     adapter = adapters.choose_adapter(spec.adapter, method.adapter, method.name)
+    idle_notes: list[str] = []
     if has_adapter:
         adapter = adapters.settings_of(model)
     elif adapter is not None:
         model = adapters.install(model, adapter, seed, spec.base)
+        if isinstance(adapter, adapters.LoRA):
+            idle_notes = _examine_lora(model, objective)
     if adapter is not None and spec.trainable is not None:
         # imported here because it imports transformers, which other models do not need
         from fedseed.models.loading import choose_trainable
@@ -585,6 +617,7 @@ def host_examples(
     notes = (
         *spec.notes,
         *filter(None, [quantised]),
+        *idle_notes,
         *describe_idle(prepared),
         *(describe_changes(prepared, spec.limit) if spec.limit else ()),
     )

@@ -15,9 +15,11 @@ from typing import Any
 from fedseed.errors import RecipeError
 from fedseed.recipe.settings import Recipe
 from fedseed.tasks.data import OwnData, TaskData
+from fedseed.text import listed
 
 # file in the folder of a run whose clients enrolled
 ROSTER_FILE = "clients.json"
+SHOWN_NAMES = 12  # how many names a note has
 
 
 def names_beforehand(recipe: Recipe) -> list[str] | None:
@@ -107,3 +109,36 @@ def load_data(recipe: Recipe) -> TaskData:
     if recipe.of_parties:
         return join_parties(recipe, load_parties(recipe))
     return recipe.task.load()
+
+
+def load_present(recipe: Recipe) -> TaskData:
+    """Return a recipe's data as far as it is on this machine, to measure a model or to look at it.
+
+    Of parties with their own data these are the parties whose files are there. Each holds out what
+    it holds out in the run.
+
+    Raises:
+        RecipeError: the data is missing or can't be loaded.
+    """
+    task = recipe.task
+    if not recipe.of_parties or task.shares_evaluation:
+        return task.load()
+    names_there = task.names_here()
+    names = recipe.federation.clients or names_there or []
+    path = str(getattr(task, "path", ""))
+    if names_there is None:
+        name = Path(path).stem
+        if name not in names:
+            return task.load()
+        return join_parties(recipe, [task.load_own(name, OwnData(path=Path(path)))])
+    present = [name for name in names if name in names_there]
+    if not present:
+        return load_data(recipe)  # raises an error about the path
+    data = join_parties(recipe, [task.load_own(name, OwnData(), alone=False) for name in present])
+    if len(present) < len(names):
+        absent = listed([name for name in names if name not in names_there], SHOWN_NAMES)
+        note = (
+            f'the data of {absent} is not in "{path}": only {listed(present, SHOWN_NAMES)} counts'
+        )
+        return replace(data, notes=(*data.notes, note))
+    return data

@@ -27,7 +27,12 @@ from fedseed.runs.model_setup import (
     make_objective,
     room_left,
 )
+from fedseed.runs.parties import load_present
 from fedseed.tasks.data import Picture, TaskData
+
+PART = "\ufffd"  # what a tokenizer writes for a part of a character
+MOST_PARTS = 8  # tokens that may be needed for whole characters
+REST = "·"  # a token that is the rest of a character
 
 
 class ExamplePreview(NamedTuple):
@@ -54,7 +59,7 @@ def preview(
         RecipeError: the data or the tokenizer can't be loaded, there is no such client, or the
             examples are pictures.
     """
-    data = recipe.task.load()
+    data = load_present(recipe)
     clients_by_name = {one.name: one for one in data.clients}
     if client is not None and client not in clients_by_name:
         raise RecipeError(
@@ -218,14 +223,32 @@ def _preview_item(title: str, item: Any, objective: Any, example: Any) -> Exampl
 
 
 def _texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Return the text of each token.
+    """Return the text of each token; of tokens that make up a character together, the first has it
+    and the others are `REST`.
 
     Decoding tokens one by one would lose the blank at the beginning of a text, which is part of its
     first token.
     """
-    texts = []
-    for token, raw in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):
-        text = tokenizer.decode([token])
-        blank = str(raw).startswith(("▁", "Ġ")) and not text.startswith(" ")
-        texts.append(f" {text}" if blank else text or str(raw))
+    raw_tokens = tokenizer.convert_ids_to_tokens(list(ids))
+    texts: list[str] = []
+    while len(texts) < len(ids):
+        begin = len(texts)
+        text, count = _whole_characters(tokenizer, ids[begin:])
+        raw = str(raw_tokens[begin])
+        blank = raw.startswith(("▁", "Ġ")) and not text.startswith(" ")
+        texts += [f" {text}" if blank else text or raw, *[REST] * (count - 1)]
     return texts
+
+
+def _whole_characters(tokenizer: Any, ids: Sequence[int]) -> tuple[str, int]:
+    """Return the text of the fewest first tokens that end in no part of a character, and their
+    number.
+
+    Byte-level tokenizers have several tokens for a character that is rare in their data, such as
+    an umlaut.
+    """
+    for count in range(1, min(len(ids), MOST_PARTS) + 1):
+        text = str(tokenizer.decode(list(ids[:count])))
+        if PART not in text:
+            return text, count
+    return str(tokenizer.decode([ids[0]])), 1

@@ -43,10 +43,11 @@ from fedseed.methods.bounds import Landscape, RateBound, rate_bound
 from fedseed.models import adapters
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.prepared import prepare, with_reference
-from fedseed.processes import alone
+from fedseed.processes import refuse_torchrun
 from fedseed.recipe.settings import Recipe
 from fedseed.runs.loop import rate_of
 from fedseed.runs.model_setup import Equipment, equip, host_examples
+from fedseed.runs.parties import load_data
 from fedseed.runs.simulation import Simulation
 from fedseed.runs.spec import RunSpec
 from fedseed.tasks.data import ClientData, TaskData
@@ -244,14 +245,14 @@ def find_rate(
             include the trials.
         FedseedError: no rate lowers the loss.
     """
-    alone('learning_rate = "auto"')
+    refuse_torchrun('learning_rate = "auto"')
     if recipe.privacy is not None or recipe.secure_sums is not None:
         raise RecipeError(
             "tune-rate: trials would reveal what [privacy] and [secure_sums] hide: set a rate "
             "yourself"
         )
     key, rate = _rate_key(recipe.method)
-    trials = _Trials(recipe, recipe.task.load() if data is None else data)
+    trials = _Trials(recipe, load_data(recipe) if data is None else data)
     result, method = TunedRate(key, rate), recipe.method
     # unit: a round of one client
     units = (share if share < 1 else SHARE) * recipe.rounds * trials.per_round

@@ -27,6 +27,7 @@ from fedseed.runs.ending import read_ending
 from fedseed.runs.folder import CHAT_TEMPLATE
 from fedseed.runs.model_setup import assemble_equipment, choose_kind, make_evaluation
 from fedseed.runs.model_setup import equip as equip_recipe
+from fedseed.runs.parties import load_present
 from fedseed.runs.store import read_weights
 from fedseed.tasks import REGISTRY
 
@@ -322,7 +323,7 @@ def evaluate(tuned: Tuned, recipe: Recipe) -> tuple[dict[str, float], list[str]]
     from fedseed.models.architectures import LOADERS, hears_besides
     from fedseed.models.traits import traits_of
 
-    data, (model, processor, *_) = recipe.task.load(), tuned
+    data, (model, processor, *_) = load_present(recipe), tuned
     whole = model
     if hasattr(model, "peft_config"):
         whole = model.get_base_model()

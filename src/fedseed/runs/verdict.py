@@ -101,7 +101,8 @@ def _judge_line(base: RoundLine, line: RoundLine, guess: float | None) -> tuple[
 def _judge_answers(line: RoundLine) -> tuple[str, float] | None:
     """Judge whether the rounds made no step because numbers overflowed or were too large."""
     overflowed = [one for one in line.skipped if NOT_FINITE.search(str(one.get("reason")))]
-    if overflowed and line.taking_part == 0:
+    # those who were asked and gave no update count among those who took part
+    if overflowed and len(line.skipped) >= line.taking_part:
         return f"no client could answer: {overflowed[-1]['reason']}", 0.01
     too_far = [one for one in line.not_taken if _is_too_far(str(one.get("reason")))]
     if too_far and len(too_far) == line.rounds:
@@ -186,6 +187,16 @@ def growth(base: RoundLine, line: RoundLine) -> float | None:
     if not base.weights_norm or line.weights_norm is None:
         return None
     return line.weights_norm / base.weights_norm - 1
+
+
+def learns_its_own(base: RoundLine, line: RoundLine) -> bool:
+    """Return whether the clients' own loss has fallen and the weights are sound, so that the rate
+    is not at fault if the held-out loss stands still.
+    """
+    first, local = base.metrics.get("loss"), line.train_loss
+    if first is None or local is None:
+        return False
+    return local < LEARNS * first and _size(growth(base, line)) < GROWN
 
 
 def has_moved_far(base: RoundLine, line: RoundLine) -> bool:

@@ -44,7 +44,7 @@ class ArrowColumns:
             RecipeError: a JSON text is invalid, or a class number is out of range.
         """
         if self._converters is None:
-            return {name: _without_nulls(value) for name, value in row.items()}
+            return {name: without_nulls(value) for name, value in row.items()}
         values = dict(row)
         for name, convert in self._converters.items():
             if values.get(name) is not None:
@@ -141,10 +141,10 @@ def _map_converter(convert: Convert | None) -> Convert:
     return convert_map
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
     """Return a value without the null fields of its objects."""
     if isinstance(value, Mapping):
-        return {name: _without_nulls(part) for name, part in value.items() if part is not None}
+        return {name: without_nulls(part) for name, part in value.items() if part is not None}
     if isinstance(value, list):
-        return [_without_nulls(part) for part in value]
+        return [without_nulls(part) for part in value]
     return value

@@ -41,7 +41,11 @@ ROLE_OF = {
 TOOL_FIELDS = ("tools", "functions", "tool_defs")
 # fields of a message that mark whether to learn it: OpenAI's, axolotl's, and those of other
 # trainers
-MARKS = ("weight", "train", "training", "loss")
+MARKS = ("weight", "train", "training", "loss", "loss_mask", "loss_weight", "trainable")
+# a mark with the opposite meaning: torchtune's, true for what is not learnt
+OPPOSITE_MARKS = ("masked",)
+# fields of an assistant's message that are true or false and say nothing about what is learnt
+FLAGS = ("prefix", "partial", "add_generation_prompt", "continue_final_message")
 # fields of a message that mark parts of it to learn (axolotl)
 PART_MARKS = ("train_detail", "training_detail")
 # field of a row with further arguments for the chat template
@@ -81,10 +85,10 @@ def read_chat(row: FileRow, style: ChatStyle) -> Chat | Unusable:
     records = _parsed(row, name).records(name)
     turns = [read_turn(record) for record in records]
     marks = [_is_learnt(record) for record in records]
-    system = row.values.get("system")
-    if isinstance(system, str) and system.strip() and turns and turns[0]["role"] != "system":
-        turns.insert(0, {"role": "system", "content": system})
-        marks.insert(0, None)
+    if turns and turns[0]["role"] != "system":
+        system = system_of(row)
+        turns = [*system, *turns]
+        marks = [*(None for _ in system), *marks]
     if not any(turn["role"] == "assistant" for turn in turns[1:]):
         raise RecipeError(f'{row.place}: "{name}" has no assistant message after another message')
     return marked_chat(turns, marks, row, style)
@@ -110,8 +114,18 @@ def read_conversation(row: FileRow, answer: str, style: ChatStyle) -> Chat | Unu
             f'{row.place}: "prompt" needs a message, and "{answer}" one of the assistant'
         )
     del prompt_marks  # a prompt is never learnt, so its marks do not matter
+    if prompt_turns[0]["role"] != "system":
+        prompt_turns = [*system_of(row), *prompt_turns]
     marks = [False if turn["role"] == "assistant" else None for turn in prompt_turns]
     return marked_chat([*prompt_turns, *answer_turns], [*marks, *answer_marks], row, style)
+
+
+def system_of(row: FileRow) -> list[Message]:
+    """Return a row's system message, if it is in a separate field."""
+    system = row.values.get("system")
+    if isinstance(system, str) and system.strip():
+        return [{"role": "system", "content": system}]
+    return []
 
 
 def messages_of(row: FileRow, name: str, role: str) -> tuple[list[Message], list[bool | None]]:
@@ -154,6 +168,7 @@ def marked_chat(
     calls = list(chain.from_iterable(turn.get("tool_calls") or () for turn in messages))
     noticed = {
         "undescribed": any(call["function"]["name"] not in names for call in calls),
+        "flags": any(_has_unknown_flag(messages[number]) for number in learnt),
         "others": any(
             mark and turn["role"] != "assistant" for mark, turn in zip(marks, turns, strict=True)
         ),
@@ -177,19 +192,29 @@ def _is_learnt(message: FileRow) -> bool | None:
                 'mark whole messages with "train"'
             )
     marks = []
-    for name in MARKS:
+    for name in (*MARKS, *OPPOSITE_MARKS):
         mark = message.values.get(name)
-        if mark is None:
+        if mark is None or mark != mark:  # NaN, where a table has no value
             continue
+        meanings = ("learn it", "do not learn it")
+        if name in OPPOSITE_MARKS:
+            meanings = ("do not learn it", "learn it")
         if not isinstance(mark, int | float) or mark not in (0, 1):
             raise RecipeError(
-                f'{message.place}: "{name}" = {mark!r}: expected 1 or true (learn it), 0 or false '
-                "(do not learn it)"
+                f'{message.place}: "{name}" = {mark!r}: expected 1 or true ({meanings[0]}), 0 or '
+                f"false ({meanings[1]})"
             )
-        marks.append(bool(mark))
+        marks.append(bool(mark) != (name in OPPOSITE_MARKS))
     if marks:
         return all(marks)
     return None
+
+
+def _has_unknown_flag(message: Message) -> bool:
+    """Return whether a message has a field that is true or false, and that may be another trainer's
+    mark.
+    """
+    return any(isinstance(value, bool) and name not in FLAGS for name, value in message.items())
 
 
 def read_tools(row: FileRow) -> list[Mapping[str, Any]]:
@@ -294,7 +319,7 @@ def _openai(turn: FileRow) -> Message:
     values = {
         name: value
         for name, value in turn.values.items()
-        if value is not None and name not in (*MARKS, *PART_MARKS)
+        if value is not None and name not in (*MARKS, *OPPOSITE_MARKS, *PART_MARKS)
     }
     calls = _calls_of(turn)
     content = "" if calls and values.get("content") is None else _content(turn, "content")
@@ -341,6 +366,11 @@ def _content(turn: FileRow, name: str) -> str:
         return str(turn.field(name, str))
     texts = []
     for part in turn.records(name):
+        if _is_learnt(part) is not None:
+            raise RecipeError(
+                f"{part.place}: fedseed can't learn single parts of a message; mark whole messages "
+                'with "train"'
+            )
         kind = part.values.get("type", "text")
         if kind != "text":
             raise RecipeError(

@@ -11,6 +11,7 @@ import shlex
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -143,15 +144,27 @@ def read_text(path: Path, hint: str = "", encoding: str = "utf-8") -> str:
         text = data.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         begin = data.rfind(b"\n", 0, error.start) + 1
-        guess = "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "ISO-8859-1"
-        name, better = shlex.quote(path.name), shlex.quote(f"{path.stem}.converted")
         raise RecipeError(
             f"{path} line {data.count(10, 0, error.start) + 1}: not {encoding.upper()} text: byte "
-            f"0x{data[error.start]:02x} at the line's byte {error.start - begin + 1}; if it is "
-            f"{guess.replace('ISO-8859-1', 'Latin-1')}, convert it: iconv -f {guess} -t "
-            f"{encoding.upper()} {name} > {better} && mv {better} {name}"
+            f"0x{data[error.start]:02x} at the line's byte {error.start - begin + 1}; "
+            f"{_conversion(path, data, encoding.upper())}"
         ) from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _conversion(path: Path, data: bytes, encoding: str) -> str:
+    """Return what to do with a file whose bytes are in another encoding than the expected one."""
+    likely, condition = "ENCODING", "convert it from the encoding that it has"
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        likely, condition = "UTF-16", "if it is UTF-16, convert it"
+    else:
+        # Windows-1252 has quotation marks, dashes and the euro sign where Latin-1 has control
+        # characters; all else is the same in both, so this conversion is right for either
+        with suppress(UnicodeDecodeError):
+            data.decode("windows-1252")
+            likely, condition = "WINDOWS-1252", "if it is Windows-1252 or Latin-1, convert it"
+    name, better = shlex.quote(path.name), shlex.quote(f"{path.stem}.converted")
+    return f"{condition}: iconv -f {likely} -t {encoding} {name} > {better} && mv {better} {name}"
 
 
 def read_json(path: Path, hint: str = "") -> FileRow:
@@ -241,20 +254,21 @@ def each_row(place: Path, split: str = "train") -> Iterable[FileRow | RecipeErro
         return _saved(place, split)
     if not place.is_file():
         raise RecipeError(f"{place}: there is no such file")
-    if place.suffix not in ENDINGS:
+    ending = place.suffix.lower()
+    if ending not in ENDINGS:
         raise RecipeError(
             f"{place}: expected a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
         )
-    if place.suffix == ".parquet":
+    if ending == ".parquet":
         return _parquet(place)
-    if place.suffix in (".jsonl", ".json"):
+    if ending in (".jsonl", ".json"):
         return _json(place)
     return _table(place, csv.QUOTE_MINIMAL)
 
 
 def _json(path: Path) -> Iterator[FileRow | RecipeError]:
     text, hint = read_text(path), "; each line must be one JSON object"
-    is_list = path.suffix == ".json" and text.lstrip().startswith("[")
+    is_list = path.suffix.lower() == ".json" and text.lstrip().startswith("[")
     # not splitlines: it would also split at other characters that texts contain
     rows = parse_json(text, f"{path}: not valid JSON") if is_list else text.split("\n")
     if not text.strip() or not rows:
@@ -287,7 +301,7 @@ def _table(
     if columns is None:
         header = text.lstrip("\n").partition("\n")[0]
     separator = "\t"
-    if path.suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         separator = max((",", ";", "\t"), key=header.count)
     reader = csv.reader(
         io.StringIO(text, newline=""), delimiter=separator, strict=True, quoting=quoting
@@ -427,7 +441,8 @@ def _saved(folder: Path, split: str) -> list[FileRow | RecipeError]:
 
 def is_dataset(rows: Any) -> bool:
     """Return whether `rows` is a data set of the `datasets` library."""
-    return type(rows).__module__.partition(".")[0] == "datasets"
+    # a single column (`dataset["text"]`) is a sequence of values, not a data set
+    return type(rows).__module__.partition(".")[0] == "datasets" and hasattr(rows, "with_format")
 
 
 def dataset_rows(place: str, dataset: Any) -> list[FileRow | RecipeError]:

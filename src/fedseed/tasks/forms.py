@@ -6,14 +6,31 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from itertools import chain
+from math import isfinite
 from typing import Any, Literal
 
 from fedseed.errors import RecipeError
-from fedseed.tasks.chats import chat_of, read_chat, read_conversation, with_arguments
-from fedseed.tasks.data import ChatStyle, Choice, Example, Preference, Score, Unusable
+from fedseed.tasks.chats import (
+    chat_of,
+    read_chat,
+    read_conversation,
+    read_tools,
+    system_of,
+    with_arguments,
+)
+from fedseed.tasks.data import Chat, ChatStyle, Choice, Example, Preference, Score, Unusable
 from fedseed.tasks.files import FileRow, dataset_rows, is_dataset
-from fedseed.tasks.hints import CHOSEN, FRACTION, REJECTED, are_preferences, suggest_fields
+from fedseed.tasks.fillers import without_fillers
+from fedseed.tasks.hints import (
+    CHOSEN,
+    FRACTION,
+    REJECTED,
+    are_preferences,
+    ranked_fields,
+    suggest_fields,
+)
 from fedseed.tasks.preferences import read_preference
 from fedseed.tasks.prompts import alpaca_prompt, short_prompt
 from fedseed.text import listed, show_text
@@ -25,6 +42,14 @@ SHOWN = 5
 LARGEST = 1e30
 # the most characters of a text: tokenising longer ones takes gigabytes
 LONGEST = 1 << 22
+# a field of a row with earlier questions and answers
+HISTORY = "history"
+# fields that a chat uses, and a prompt without a chat template does not
+CHAT_FIELDS = ("system", HISTORY, "tools", "functions", "tool_defs")
+# more classes than this, with fewer than two texts each, look like scores or identifiers
+MANY_CLASSES = 20
+# what programs write where a value is missing, in lower case
+MISSING = frozenset(("na", "n/a", "nan", "none", "null", "nil", "<na>", "#n/a", "-", "?"))
 Made = Example | Choice | Preference | Score | Unusable
 NO_ANSWER = Unusable("nothing to answer")
 NO_LABEL = Unusable("no label")
@@ -116,10 +141,33 @@ def _preference(row: FileRow, style: Style) -> Preference | Unusable:
 def _as_chat(prompt: str, answer: str, style: Style, row: FileRow) -> Example:
     """Return one question and its answer, as a chat."""
     turns = [
+        *system_of(row),
+        *_history_of(row),
         {"role": "user", "content": prompt.strip()},
         {"role": "assistant", "content": answer.strip()},
     ]
-    return chat_of(turns, [], with_arguments(style.chat, row), row.place)
+    return chat_of(turns, read_tools(row), with_arguments(style.chat, row), row.place)
+
+
+def _history_of(row: FileRow) -> list[dict[str, str]]:
+    """Return the earlier questions and answers of a row (LLaMA-Factory's `history`).
+
+    Raises:
+        RecipeError: the field is not a list of pairs of texts.
+    """
+    turns = []
+    for pair in row.values.get(HISTORY) or []:
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not _are_texts(pair):
+            raise RecipeError(
+                f'{row.place}: "{HISTORY}": expected a list of pairs of a question and its answer'
+            )
+        turns.append({"role": "user", "content": pair[0]})
+        turns.append({"role": "assistant", "content": pair[1]})
+    return turns
+
+
+def _are_texts(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _options(row: FileRow, style: Style) -> Choice:
@@ -173,6 +221,8 @@ def _score(row: FileRow, style: Style) -> Score | Unusable:
     text, pair, value = row.field("text", str), _second_text(row), row.values[name]
     if isinstance(value, str):
         value = _number_in(value.strip(), row, name)
+    if isinstance(value, Decimal):
+        value = float(value)
     if value is None or value != value:  # null or NaN
         return NO_SCORE
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LARGEST:
@@ -215,13 +265,17 @@ def _label_text(row: FileRow, style: Style) -> str:
     label = row.values.get("label")
     if label is None or label != label:  # null or NaN
         return ""
-    if not isinstance(label, float):
+    if isinstance(label, Decimal):
+        label = f"{label:f}"
+    if not isinstance(label, float | str):
         label = row.field("label", (str, int, bool))
     text = str(label).strip()
-    if text in style.labels or not FRACTION.fullmatch(text):
+    if isinstance(label, bool) and text.lower() in style.labels:
+        return text.lower()
+    if text in style.labels or not (FRACTION.fullmatch(text) or isinstance(label, float)):
         return text
     number = float(text.replace(",", "."))
-    if not number.is_integer():
+    if not isfinite(number) or not number.is_integer():
         raise RecipeError(
             f'{row.place}: "label" is a number with a fraction, so it looks like a score: to '
             'predict it, set task.score_field = "label"; if it is a class, list all classes in '
@@ -283,6 +337,10 @@ class FormReader:
         self.scored_texts = 0
         # pairs in which both answers begin with their prompt
         self.repeated_prompts = 0
+        # rows of prompts without a chat template, by the field of a chat that they have
+        self.unused: Counter[str] = Counter()
+        # whether null fields of objects were left out that the `datasets` library adds
+        self.had_fillers = False
 
     def read_rows(self, rows: Iterable[FileRow | RecipeError]) -> list[SourceLine]:
         """Return the examples of a file's rows.
@@ -290,6 +348,8 @@ class FormReader:
         Raises RecipeError if the file as a whole is unreadable.
         """
         lines = []
+        rows, had_fillers = without_fillers(list(rows))
+        self.had_fillers |= had_fillers
         for row in rows:
             try:
                 if isinstance(row, RecipeError):
@@ -319,6 +379,9 @@ class FormReader:
 
     def _count_remarkable(self, form: Form, example: Made, row: FileRow) -> None:
         """Count a row's oddities, which are not errors but may be mistakes."""
+        first = example.chosen if isinstance(example, Preference) else example
+        if isinstance(first, Example) and not isinstance(first, Chat) and form is not TEXT:
+            self.unused.update(name for name in CHAT_FIELDS if row.values.get(name))
         if isinstance(example, Example):
             self.unwanted += row.values.get("label") is False
             self.scored_texts += form is TEXT and isinstance(row.values.get("score"), float)
@@ -363,6 +426,16 @@ class FormReader:
             notes.append(
                 f'{self.scored_texts:,} texts have a "score", which is not used (task.score_field '
                 '= "score" predicts it instead of learning the text)'
+            )
+        notes += [
+            f'{count:,} rows have "{name}", which is not used, because their prompts are no chats '
+            '(task.template = "chat" uses it)'
+            for name, count in self.unused.items()
+        ]
+        if self.had_fillers:
+            notes.append(
+                "objects have null fields that other rows need, as the datasets library adds them "
+                "(to_json, list): they are left out"
             )
         if self.repeated_prompts:
             notes.append(
@@ -409,6 +482,8 @@ class FormReader:
         whole = next((form for form in forms if form.fits(row)), None)
         if self.form is None:
             partly = next((form for form in forms if form.fits(row, 1)), None)
+            if ranked_fields(row.values):  # a prompt without a completion, but with two answers
+                partly = None
             self.form, self.first = whole or partly, row.place
         if self.form is None:
             known_forms = "; ".join(form.fields for form in (*FORMS, PREFERENCES))
@@ -455,16 +530,27 @@ def examples_in(
         examples[name] = list(rows)
         if examples[name] and isinstance(examples[name][0], str | Mapping):
             fields = enumerate(
-                {"text": row} if isinstance(row, str) else row for row in examples[name]
+                {"text": row} if isinstance(row, str) else plain_values(row)
+                for row in examples[name]
             )
             lines[name] = reader.read_rows(FileRow(f"{name}, row {i}", row) for i, row in fields)
     reader.check()
-    parts = list(lines.values())
+    parts, notes = list(lines.values()), reader.notes()
     if reader.form is LABELLED:
         parts = add_all_labels(parts, labels)
+        if not labels:
+            notes += odd_labels(list(chain.from_iterable(parts)))
     for name, part in zip(lines, parts, strict=True):
         examples[name] = [line.example for line in part]
-    return examples, reader.notes()
+    return examples, notes
+
+
+def plain_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with plain numbers in place of numpy's and of tensors with one element."""
+    return {
+        name: value.item() if getattr(value, "shape", None) == () else value
+        for name, value in row.items()
+    }
 
 
 def find_repeats(
@@ -539,6 +625,39 @@ def add_all_labels(
         )
 
     return [list(map(add_options, part)) for part in parts]
+
+
+def odd_labels(lines: Sequence[SourceLine]) -> list[str]:
+    """Return notes about labels that may be a mistake.
+
+    Args:
+        lines: lines whose examples have all labels as options.
+    """
+    if not lines:
+        return []
+    labels = [option.strip() for option in lines[0].example.options]
+    notes = []
+    alike: dict[str, list[str]] = {}
+    for label in labels:
+        alike.setdefault(label.casefold().lstrip("+0") or "0", []).append(label)
+    twins = [" and ".join(map(show_text, group)) for group in alike.values() if len(group) > 1]
+    if twins:
+        notes.append(
+            f"{listed(twins, SHOWN)} are different labels; if they mean the same class, write them "
+            "in the same way"
+        )
+    missing = [label for label in labels if label.casefold() in MISSING]
+    if missing:
+        notes.append(
+            f"taken for classes: {listed(missing, SHOWN)}; if a text has no label, leave its field "
+            "empty"
+        )
+    if len(labels) > max(MANY_CLASSES, len(lines) / 2):
+        notes.append(
+            f"there are {len(labels):,} classes for {len(lines):,} texts: is the label a score? "
+            'Then set task.score_field = "label"'
+        )
+    return notes
 
 
 def declared_labels(lines: Iterable[SourceLine]) -> tuple[str, ...]:

@@ -33,7 +33,19 @@ CHOSEN, REJECTED = "chosen", "rejected"
 PAIRS = ("sentence2", "text2", "hypothesis", "text_b", "second")
 # names of fields that identify or locate a row
 IDENTIFIER = re.compile(
-    r"(^|[_-])(id|idx|index|uuid|guid|key|url|split|date|timestamp)$|^(id|idx)_"
+    r"(^|[_-])([a-z]?id|uuid|guid|idx|index|key|url|split|date|timestamp|lang|language|locale)$"
+    r"|^(id|idx)_"
+)
+# names of the preferred and the rejected answer in published data sets
+RANKED = (
+    ("better", "worse"),
+    ("positive", "negative"),
+    ("win", "lose"),
+    ("winner", "loser"),
+    ("preferred", "dispreferred"),
+    ("response_j", "response_k"),
+    ("answer_better", "answer_worse"),
+    ("accepted", "rejected"),
 )
 # a number with a decimal point, as text in a table
 FRACTION = re.compile(r"[-+]?(\d+[.,]\d*|[.,]\d+)([eE][-+]?\d+)?")
@@ -57,6 +69,9 @@ def suggest_fields(values: Mapping[str, Any]) -> str:
             f'; "{CHOSEN}" and "{REJECTED}" look like preferences: each must be a text or a list '
             'of messages, with a "prompt" field or with a common beginning'
         )
+    ranked = ranked_fields(values)
+    if ranked:
+        return f"; map the fields, such as with task.fields = {{{_pairs(ranked)}}}"
     score = likely_score(values)
     if score:
         fields = _names_of_texts(values, score)
@@ -75,6 +90,19 @@ def suggest_fields(values: Mapping[str, Any]) -> str:
 
 def _pairs(fields: Mapping[str, str]) -> str:
     return ", ".join(f"{name} = {json.dumps(show_text(column))}" for name, column in fields.items())
+
+
+def ranked_fields(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields of a row with a preferred and a rejected answer under other names, by the
+    names of preferences.
+    """
+    for better, worse in RANKED:
+        if isinstance(values.get(better), str | list) and type(values.get(better)) is type(
+            values.get(worse)
+        ):
+            fields = {"prompt": likely_prompt(values), CHOSEN: better, REJECTED: worse}
+            return {name: column for name, column in fields.items() if column and column != name}
+    return {}
 
 
 def likely_prompt(values: Mapping[str, Any]) -> str | None:

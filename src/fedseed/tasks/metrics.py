@@ -72,7 +72,9 @@ class RougeTokens:
 
         if self._accents:  # because a letter with its accent may be two characters
             text = normalize("NFC", text)
-        return regex.findall(f"{SINGLE}|{WORD}|{self._words}", text.lower())
+        tokens = regex.findall(f"{SINGLE}|{WORD}|{self._words}", text.lower())
+        # the same in other scripts: a syllable of Hangul or Kana may be several characters, too
+        return [normalize("NFC", token) for token in tokens]
 
 
 def keeps_accents(answers: Sequence[str]) -> bool:
@@ -124,7 +126,7 @@ def exact_match(predictions: Sequence[str], answers: Sequence[Sequence[str]]) ->
     """
     pairs = _pairs(predictions, answers)
     return _percent(
-        [normalised(prediction) in map(normalised, rights) for prediction, rights in pairs]
+        [_compared(prediction) in map(_compared, rights) for prediction, rights in pairs]
     )
 
 
@@ -255,12 +257,20 @@ def last_number(text: str) -> Decimal | None:
     return None
 
 
+def _compared(text: str) -> str:
+    """Return a text as `normalised`, with each letter and its accents as one character.
+
+    Files from macOS often have them as two, and both forms are the same text.
+    """
+    return normalised(normalize("NFC", text))
+
+
 def _best_f1(prediction: str, rights: Sequence[str]) -> float:
     return max(_f1(prediction, right) for right in rights)
 
 
 def _f1(prediction: str, right: str) -> float:
-    said_words, right_words = normalised(prediction).split(), normalised(right).split()
+    said_words, right_words = _compared(prediction).split(), _compared(right).split()
     if not said_words or not right_words:
         return float(said_words == right_words)
     common = (Counter(said_words) & Counter(right_words)).total()

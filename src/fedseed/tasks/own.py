@@ -51,6 +51,7 @@ from fedseed.tasks.forms import (
     Template,
     add_all_labels,
     find_repeats,
+    odd_labels,
 )
 from fedseed.tasks.partition import IID, AnyPartition, ByField
 from fedseed.text import listed
@@ -61,6 +62,11 @@ SHOWN_NAMES = 8  # how many clients' names a message lists
 HELD_OUT = 1
 # not .json, which is often a settings file
 CLIENT_ENDINGS = tuple(ending for ending in ENDINGS if ending != ".json")
+# endings of files that may be data, but that are not read
+UNREAD_ENDINGS = (
+    *(".json", ".ndjson", ".jl", ".xlsx", ".xls", ".ods", ".arrow", ".feather", ".pq"),
+    *(".gz", ".zst", ".xz", ".bz2", ".zip", ".7z", ".tar"),
+)
 HINT = (
     "give a folder with a file (.jsonl, .csv, .tsv or .parquet) or a folder for each client, one "
     'such file, a saved data set, or its name on the hub, such as "owner/name" (see docs/data.md)'
@@ -268,7 +274,10 @@ class FilesTask(Task):
         elif self.evaluation_file and self.evaluation_split:
             problem = "task.evaluation_file and task.evaluation_split: give only one of them"
         elif not self.path.strip():
-            problem = f"{setting}: it is empty; {HINT}; or, over a network, use join --data"
+            problem = (
+                f"{setting}: it is empty; {HINT}; or, over a network, use join --data, and to "
+                "evaluate such a run --set task.path=FOLDER"
+            )
         elif not place.exists() and not is_hub_name(self.path):
             problem = f"{setting}: there is no such file or folder; {HINT}"
         elif self.evaluation_split and place.exists() and not is_saved(place):
@@ -372,8 +381,11 @@ class FilesTask(Task):
         if self.on_bad_line == "stop":
             reader.check(' (task.on_bad_line = "skip" ignores them)')
         self._check_form(reader.form, partly)
+        label_notes: list[str] = []
         if reader.form is LABELLED:
             *lines, test = add_all_labels([*lines, test], self.labels or ())
+            if not self.labels:
+                label_notes = odd_labels([*chain.from_iterable(lines), *test])
         validation: list[SourceLine] = []
         rest: list[SourceLine] = []
         clients: list[ClientData] = []
@@ -395,6 +407,7 @@ class FilesTask(Task):
             form = reader.form.fields
         notes = [
             *reader.notes(),
+            *label_notes,
             *self._objective_notes(reader),
             f"{sum(sizes):,} training{'' if partly else held_out} examples ({form})",
             *([] if len(sizes) == 1 else [who_holds(sizes)]),
@@ -491,9 +504,11 @@ def _sources(place: Path) -> list[Path]:
     """
     if not place.is_dir() or is_saved(place):
         return [place]
-    return [
-        file for file in sorted(place.iterdir()) if file.suffix in CLIENT_ENDINGS or is_saved(file)
-    ]
+    return [file for file in sorted(place.iterdir()) if _is_client_file(file) or is_saved(file)]
+
+
+def _is_client_file(file: Path) -> bool:
+    return file.suffix.lower() in CLIENT_ENDINGS
 
 
 def _clients_in(
@@ -507,7 +522,7 @@ def _clients_in(
         excluded = Path(besides).expanduser().resolve()
     visible = (entry for entry in sorted(folder.iterdir()) if not entry.name.startswith("."))
     entries = [entry for entry in visible if entry.resolve() != excluded]
-    files = [entry for entry in entries if entry.is_file() and entry.suffix in CLIENT_ENDINGS]
+    files = [entry for entry in entries if entry.is_file() and _is_client_file(entry)]
     folders = [entry for entry in entries if entry.is_dir() and _sources(entry)]
     places = files or folders
     clients: dict[str, list[Path]] = {}
@@ -522,7 +537,7 @@ def _clients_in(
     aside = [
         entry.name
         for entry in entries
-        if entry not in places and (entry.suffix == ".json" or entry in folders)
+        if entry not in places and (entry.suffix.lower() in UNREAD_ENDINGS or entry in folders)
     ]
     return clients, aside
 
@@ -554,7 +569,16 @@ def _own_place(path: str, name: str, alone: bool, besides: str | Path | None) ->
         raise RecipeError(
             f'data of {name}: "{path}": expected a folder with a file for each client'
         )
-    if alone and place.resolve().name == name and _sources(place):
+    files = _sources(place)
+    if alone and place.resolve().name == name and files:
+        same = [file for file in files if file.stem == name]
+        if same and len(same) < len(files):
+            raise RecipeError(
+                f'data of {name}: "{path}": the folder has the client\'s name, and so has '
+                f"{same[0].name} in it, beside {len(files) - len(same):,} other files: are these "
+                f"other clients' data? Give the client's own file ({same[0]}); if all files are "
+                "its own, rename this one"
+            )
         return path
     clients = _clients_in(place, besides)[0]
     if name in clients:

@@ -15,6 +15,8 @@ from fedseed.tasks.chats import (
     chat_of,
     marked_chat,
     messages_of,
+    read_tools,
+    system_of,
     text_of,
     with_arguments,
 )
@@ -52,7 +54,7 @@ def read_preference(row: FileRow, style: ChatStyle, as_chat: bool) -> Preference
     if not as_chat:
         return Preference(Example(prompt_text, chosen_text), Example(prompt_text, rejected_text))
     arguments = with_arguments(style, row)
-    system = _system(row)
+    system, tools = system_of(row), read_tools(row)
 
     def chat(answer: str) -> Chat:
         turns = [
@@ -60,7 +62,7 @@ def read_preference(row: FileRow, style: ChatStyle, as_chat: bool) -> Preference
             {"role": "user", "content": prompt_text.strip()},
             {"role": "assistant", "content": answer.strip()},
         ]
-        return chat_of(turns, [], arguments, row.place)
+        return chat_of(turns, tools, arguments, row.place)
 
     return Preference(chat(chosen_text), chat(rejected_text))
 
@@ -116,7 +118,7 @@ def _of_messages(row: FileRow, prompt: str, style: ChatStyle) -> Preference | Un
     if turns[0] == turns[1]:
         return SAME
     if prompt_messages[0]["role"] != "system":
-        prompt_messages = [*_system(row), *prompt_messages]
+        prompt_messages = [*system_of(row), *prompt_messages]
     unlearnt = [False if turn["role"] == "assistant" else None for turn in prompt_messages]
     chats = [
         marked_chat([*prompt_messages, *one], [*unlearnt, *answer_marks], row, style)
@@ -172,14 +174,6 @@ def _common_prompt(
             return min(common, len(prompt_messages))
         return common
     return common
-
-
-def _system(row: FileRow) -> list[Message]:
-    """Return a row's system message, if it is in a separate field."""
-    system = row.values.get("system")
-    if isinstance(system, str) and system.strip():
-        return [{"role": "system", "content": system}]
-    return []
 
 
 def _with_parsed_messages(row: FileRow, names: Sequence[str]) -> FileRow:

@@ -14,7 +14,7 @@ from fedseed.training.client import LocalClient, part_losses
 Look = tuple[Basis, tuple[int, ...], float]
 
 
-class Seen(NamedTuple):
+class PassLosses(NamedTuple):
     """What one forward pass over all clients' batches found."""
 
     # the mean losses of each client's parts, in order; 0 for one without examples
@@ -46,12 +46,12 @@ class SharedLosses:
     def __init__(
         self,
         clients: Sequence[LocalClient],
-        known_passes: Mapping[Look, Seen] | None = None,
+        known_passes: Mapping[Look, PassLosses] | None = None,
         part: int = 0,
         parts: int = 1,
     ) -> None:
         self.members = [SharingLosses(client, self, index) for index, client in enumerate(clients)]
-        self.passes: dict[Look, Seen] = {}  # by the passes made here
+        self.passes: dict[Look, PassLosses] = {}  # by the passes made here
         self._known = known_passes or {}
         self._part = part, parts
         self._batches: list[list[Any]] = []
@@ -93,7 +93,7 @@ class SharedLosses:
         if known_pass is None:
             start = time.perf_counter()
             losses = part_losses(first.space, first.objective, self._batches, *look)
-            known_pass = self.passes[look] = Seen(losses, time.perf_counter() - start)
+            known_pass = self.passes[look] = PassLosses(losses, time.perf_counter() - start)
         first.cost.seconds["local"] = first.cost.seconds.get("local", 0.0) + known_pass.seconds
         first.cost.forward_passes += 1
         return known_pass.losses

@@ -1,4 +1,4 @@
-"""Transports: they carry bytes between the coordinator and its clients, and know no rounds.
+"""Transports carry bytes between the coordinator and its clients, and know nothing of rounds.
 
 The scheme of a URL selects the transport. A new one is a file here with a class that has `schemes`,
 and a line in the contract's test.
@@ -13,7 +13,7 @@ from fedseed.transport.nats_address import DEFAULT_PORTS, FORMS
 
 
 def _check_kind(thing: object) -> None:
-    """Raise TypeError or ValueError if something is no transport that addresses can ask for."""
+    """Raise TypeError or ValueError if a class is not a transport with schemes of its own."""
     if not isinstance(thing, type) or not issubclass(thing, Transport):
         raise TypeError(f"{thing!r} is no subclass of fedseed.transport.base.Transport")
     missing = sorted(getattr(thing, "__abstractmethods__", ()))
@@ -29,7 +29,7 @@ def _check_kind(thing: object) -> None:
         raise ValueError(f"fedseed itself has {', '.join(f'{scheme}://' for scheme in taken)}")
 
 
-# transports of others; fedseed's own are found when one is asked for, as they import much
+# plug-ins' transports; fedseed's own are imported when needed, as they import much
 REGISTRY: Registry[type[Transport]] = Registry(
     "transport",
     "fedseed.transports",
@@ -49,7 +49,7 @@ def transport(access: Access, run: str) -> Transport:
     Raises:
         RecipeError: there is no transport for such an address.
     """
-    # only here is nats imported
+    # nats is imported only here
     kinds = [*classes_in(__name__, Transport), *(entry.thing for entry in REGISTRY.entries())]
     for kind in kinds:
         if urlsplit(access.url).scheme in kind.schemes:

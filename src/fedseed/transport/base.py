@@ -5,12 +5,12 @@ A transport knows nothing of rounds, methods, members or torch.
     messages     the coordinator's `broadcast`, a client's `send`; they are not stored
     questions    a client's `ask`, anybody's `status`: the coordinator answers
     a log        durable entries in order, numbered from 1. Only the coordinator appends, and only
-                 as long as no other one does (`LogWriter`); anybody follows it from any entry on
+                 while no other one does (`LogWriter`); everybody can follow it from any entry on
     blobs        data too large for a message: stored by their owner, read by the other side
 
 Messages may be lost when a connection is interrupted; stored entries and blobs are not. The
-transport verifies who sent a message. Errors are fedseed's own, whatever library is underneath.
-tests/transport/test_contract.py is the suite that every implementation must pass.
+transport verifies who sent a message. All errors are fedseed's own classes, also those of
+libraries. tests/transport/test_contract.py is the suite that every implementation must pass.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ from fedseed.errors import NetworkError, RecipeError
 
 RETRY_SECONDS = 0.1
 _RUN = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
-# a server's stream has a name of at most 255 characters: this one, a client's of 128, and parts of
-# fedseed's own
+# a server's stream has a name of at most 255 characters: it has this one, a client's of 128, and
+# parts by fedseed
 LONGEST_RUN = 100
 
 # sender, kind, data -> the answer to a question
 Receive = Callable[[str, str, bytes], Awaitable[bytes | None]]
 Rejected = Callable[[str, str], None]  # sender, reason
 Take = Callable[[int, bytes], None]  # an entry's number and bytes
-Stop = Callable[[], Awaitable[None]]  # ends a subscription; may be called again
+Stop = Callable[[], Awaitable[None]]  # ends a subscription; may be called twice
 
 
 def check_run(name: str) -> str:
@@ -68,11 +68,12 @@ class Access:
 class Events:
     """Callbacks for events of an end's connection."""
 
-    # the other side refuses an action, for this reason
+    # called with the reason when the other side refuses an action
     refused: Callable[[str], None] = lambda reason: None
     reconnected: Callable[[], None] = lambda: None  # an interruption is over
-    noted: Callable[[str], None] = lambda text: None  # a note for people; each comes once
-    failed: Callable[[NetworkError], None] = lambda error: None  # the connection is given up
+    noted: Callable[[str], None] = lambda text: None  # called once with each note for people
+    # called when the connection is given up
+    failed: Callable[[NetworkError], None] = lambda error: None
 
 
 QUIET = Events()
@@ -103,12 +104,12 @@ class LogOlderError(NetworkError):
     def __init__(self, run: str) -> None:
         super().__init__(
             f"the server has come back with an older log of run {run}: start `fedseed serve` again "
-            "with the same --out, it goes on from what log and files have"
+            "with the same --out: it continues from the log and its files"
         )
 
 
 class LogUnusableError(NetworkError):
-    """The run can't go on with this log, which has to be made anew."""
+    """The run can't continue with this log, which has to be replaced."""
 
 
 class LogCutError(LogUnusableError):
@@ -116,8 +117,8 @@ class LogCutError(LogUnusableError):
 
     def __init__(self, run: str) -> None:
         super().__init__(
-            f"the log of run {run} lacks its beginning: a limit of the stream, or a purge, has cut "
-            "it off"
+            f"the log of run {run} lacks its beginning: a limit of the stream, or a purge, has "
+            "deleted it"
         )
 
 
@@ -125,11 +126,11 @@ class LogSealedError(LogUnusableError):
     """The log takes no entries any more."""
 
     def __init__(self, run: str) -> None:
-        super().__init__(f"the log of run {run} was sealed: the server adds nothing to it any more")
+        super().__init__(f"the log of run {run} was sealed: the server refuses further entries")
 
 
 class TakenOverError(NetworkError):
-    """Another coordinator goes on with the run."""
+    """Another coordinator continues the run."""
 
     def __init__(self, run: str) -> None:
         super().__init__(f"another coordinator has written to run {run} since: this one stops")
@@ -141,7 +142,7 @@ class Fenced(Exception):  # noqa: N818
 
 @dataclass
 class LogWriter(ABC):
-    """Appends to a run's log, as long as nobody else does."""
+    """Appends to a run's log while no other coordinator does."""
 
     run: str  # its name, for errors
     last: int  # the number of the last entry
@@ -151,7 +152,7 @@ class LogWriter(ABC):
 
         Args:
             entry: its bytes.
-            patience: seconds to go on trying.
+            patience: seconds to keep trying.
 
         Raises:
             TakenOverError: another coordinator has written to the log.
@@ -178,7 +179,7 @@ class LogWriter(ABC):
 
     @abstractmethod
     async def finish(self) -> None:
-        """Mark the log as ended, for those who may not read it (`Log.over`)."""
+        """Mark the log as ended, for clients that may not read it (`Log.over`)."""
 
     @abstractmethod
     async def _store(self, entry: bytes) -> None:
@@ -194,7 +195,7 @@ class LogWriter(ABC):
 class End(ABC):
     """One end of a run. Every method may raise NetworkError."""
 
-    largest: int  # bytes of the largest message that need not become a blob
+    largest: int  # most bytes of a message; larger data becomes a blob
     lasting: ClassVar[bool] = True  # whether the log outlives the coordinator
     # one line on why senders are not verified; None: they are
     unproven: str | None = None
@@ -209,7 +210,7 @@ class End(ABC):
 
     @abstractmethod
     async def follow(self, last_number: int, take: Take) -> Stop:
-        """Hand out every entry after `last_number` once, in order, until it is stopped.
+        """Pass on every entry after `last_number` once, in order, until it is stopped.
 
         Interruptions are bridged. If a server comes back with an older log, or another one, all its
         entries are handed out again from the first on.
@@ -242,7 +243,7 @@ class End(ABC):
 
         Raises:
             MessageError: it is not there or does not come ("... can't be had ..."), or has another
-                size.
+                size ("... 200,000 bytes, 200,001 were announced").
         """
 
     @abstractmethod
@@ -262,7 +263,7 @@ class ClientEnd(End):
 
     @abstractmethod
     async def listen(self, take: Callable[[bytes], None]) -> None:
-        """Subscribe to the coordinator's broadcasts; all later ones arrive."""
+        """Subscribe to the coordinator's broadcasts; all later ones are received."""
 
     @abstractmethod
     async def send(self, client: str, kind: str, data: bytes) -> None:
@@ -314,7 +315,7 @@ class CoordinatorEnd(End):
 
     @abstractmethod
     async def allow(self, owner: str | None, byte_limit: int | None) -> None:
-        """Let an owner store blobs of `byte_limit` bytes in all (None: any number).
+        """Let an owner store blobs of `byte_limit` bytes in total (None: any number).
 
         A second call for the same owner changes nothing.
         """
@@ -339,7 +340,7 @@ class Transport(ABC):
     `schemes` is made with an `Access` and the run's name.
     """
 
-    schemes: ClassVar[Sequence[str]] = ()  # of its addresses
+    schemes: ClassVar[Sequence[str]] = ()  # schemes of its addresses
 
     @abstractmethod
     async def coordinator(self, events: Events = QUIET) -> CoordinatorEnd:
@@ -351,7 +352,7 @@ class Transport(ABC):
 
     @abstractmethod
     async def watcher(self) -> End:
-        """Return an end that can only ask."""
+        """Return an end that can only ask for the status."""
 
 
 async def end_task(task: "asyncio.Task[Any]") -> None:

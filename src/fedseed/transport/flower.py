@@ -2,8 +2,8 @@
 
 Coordinators are at the hub (`fedseed.transport.memory`), where a proxy client stands for each node.
 What the proxy receives goes to the node with the next exchange, and the node's answer is sent at
-the hub (`fedseed.transport.flower_wire`). Flower knows which nodes are connected, so nothing has to
-be sent twice, and no signs of life are needed.
+the hub (`fedseed.transport.flower_wire`). Flower knows which nodes are connected, so nothing is
+sent twice, and no heartbeats are needed.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from fedseed.transport.memory import MemoryClient, MemoryCoordinator, MemoryTran
 
 # seconds between two checks for replies; the pause doubles while nothing happens
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.5
-AGAIN_SECONDS = 10.0  # until a failed node is asked again
+AGAIN_SECONDS = 10.0  # seconds until a failed node is asked again
 MOST_FAILED = 3  # failures in a row of every node, which end the run
-MOST_RESTLESS = 8  # exchanges in a row that a node itself asks for; a new node takes three
-ANSWER_SECONDS = 5.0  # for the coordinator's answer to a node's question
-# Flower keeps a message this much longer than its answer is waited for
+MOST_RESTLESS = 8  # most exchanges in a row that a node itself requests; a new node needs three
+ANSWER_SECONDS = 5.0  # seconds for the coordinator's answer to a node's question
+# seconds that Flower keeps a message beyond the wait for its answer
 SPARE_SECONDS = 60.0
 MOST_TOLD = 1000  # broadcasts that wait for a node
 MOST_CLIENTS = 100_000  # of all nodes
@@ -49,7 +49,7 @@ def describe_error(error: Any) -> str:
         return str(error.reason)
     kind = _EXCEPTION.search(str(error.reason))
     exception = "an exception" if kind is None else kind[1]
-    return f"{exception} in its ClientApp: the node's own output has its text"
+    return f"{exception} in its ClientApp: see the text in the node's own output"
 
 
 @dataclass
@@ -57,7 +57,7 @@ class _Node:
     """The ServerApp's state of a node."""
 
     number: int  # Flower's
-    proxy: MemoryClient | None = None  # its client at the hub; None: it has not said its name
+    proxy: MemoryClient | None = None  # its client at the hub; None: its name is not known yet
     have: int = 0  # the last log entry that it holds
     # sizes of the coordinator's blobs that it holds, by name
     blobs: dict[str, int] = field(default_factory=dict)
@@ -73,14 +73,14 @@ class _Node:
     since: float = 0.0  # when that message was sent
     exchanges: int = 0
     failed: int = 0  # failures in a row
-    retry_at: float = 0.0  # no exchange is begun before this time
-    restless: int = 0  # exchanges in a row that it has asked for itself
-    problem: str = ""  # of its last failure
+    retry_at: float = 0.0  # the next exchange begins after this time
+    restless: int = 0  # exchanges in a row that it has requested itself
+    problem: str = ""  # description of its last failure
 
 
 class FlowerTransport(MemoryTransport, Working):
-    """The way to one run, for its ServerApp: exchanges with Flower's nodes while a coordinator
-    listens.
+    """A run's transport in its ServerApp: it makes exchanges with Flower's nodes while a
+    coordinator listens.
 
     Args:
         grid: Flower's Grid.
@@ -158,7 +158,8 @@ class FlowerTransport(MemoryTransport, Working):
         if nodes and all(node.failed >= MOST_FAILED for node in nodes):
             for end in self._listeners:
                 end.fail(
-                    f"every node has failed {MOST_FAILED} times; the first says: {nodes[0].problem}"
+                    f"every node has failed {MOST_FAILED} times; the first node's reason: "
+                    f"{nodes[0].problem}"
                 )
         has_sent = False
         for node in nodes:
@@ -195,7 +196,7 @@ class FlowerTransport(MemoryTransport, Working):
                 node_blobs = shared.blobs.get(name, {})
             stored_sizes = {key: len(blob) for key, blob in node_blobs.items()}
         lacking = [key for key, blob in blobs.items() if node.blobs.get(key) != len(blob)]
-        broadcasts = list(node.broadcasts)  # more may be added while these are sent
+        broadcasts = list(node.broadcasts)  # more broadcasts may be added meanwhile
         node.broadcasts.clear()
         body = {
             "number": node.exchanges,
@@ -255,7 +256,9 @@ class FlowerTransport(MemoryTransport, Working):
             node.have = reply.have
             node.restless = node.restless + 1 if reply.waits or not reply.heard else 0
             if node.restless > MOST_RESTLESS:
-                raise MessageError(f"it has asked to be asked again {node.restless} times in a row")
+                raise MessageError(
+                    f"it has requested another exchange {node.restless} times in a row"
+                )
             await self._say(node, reply, messages)
         except (MessageError, NetworkError) as error:
             self._fail(node, str(error), broadcasts)
@@ -276,8 +279,8 @@ class FlowerTransport(MemoryTransport, Working):
             other_node = self._speaks(node, reply.client)
             if other_node is not None:
                 raise MessageError(
-                    f"it goes by the name of {reply.client}, for which node {other_node} speaks "
-                    "already"
+                    f"it has the name {reply.client}, but node {other_node} already speaks for "
+                    "this client"
                 )
             node.proxy = MemoryClient(self._shared, reply.client, QUIET)
             await node.proxy.listen(node.broadcasts.append)
@@ -290,7 +293,7 @@ class FlowerTransport(MemoryTransport, Working):
             if other_node is not None:
                 self._reject(
                     message.client,
-                    f"node {node.number} speaks for it, as node {other_node} does already",
+                    f"node {node.number} speaks for it, but node {other_node} already does",
                 )
             elif message.question is None:
                 await node.proxy.send(message.client, message.what, data)
@@ -303,7 +306,7 @@ class FlowerTransport(MemoryTransport, Working):
         node.urgent = node.urgent or reply.waits
 
     def _speaks(self, node: _Node, client: str) -> int | None:
-        """Let a node speak for a client; return another node that does so already, if any."""
+        """Let a node speak for a client; return another node that already does, if any."""
         owner = self._node_of.get(client)
         if owner is not None and owner != node.number and owner in self._nodes:
             return owner
@@ -327,7 +330,7 @@ class FlowerTransport(MemoryTransport, Working):
         node.broadcasts.extend([*broadcasts, *newer])
 
     def _fail(self, node: _Node, reason: str, broadcasts: Sequence[bytes]) -> None:
-        """Record that a node's exchange has failed; later it gets everything again."""
+        """Record that a node's exchange has failed, so that everything is sent to it again."""
         node.failed, node.restless = node.failed + 1, 0
         self._requeue(node, broadcasts)
         node.urgent, node.retry_at = True, time.monotonic() + AGAIN_SECONDS

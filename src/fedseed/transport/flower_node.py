@@ -29,12 +29,12 @@ class NodeEnd(Beside, ClientEnd):
         self.client = client
         self._events = events
         self._hear: Callable[[bytes], None] | None = None
-        self._stored_sizes: dict[str, int] = {}  # of this end's own blobs, by name
-        self._limit: int | None = 0  # bytes of them; None: any number
+        self._stored_sizes: dict[str, int] = {}  # this end's own blobs, by name
+        self._limit: int | None = 0  # most bytes of these blobs; None: no limit
         # answers to earlier questions, by kind and client
         self._answers: dict[str, bytes] = {}
-        self._waits = False  # whether an answer is still to come
-        self._number: int | None = None  # of the last exchange
+        self._waits = False  # whether it waits for an answer
+        self._number: int | None = None  # number of the last exchange
         self._names = (f"{secrets.token_hex(4)}-{number}" for number in itertools.count())
         self._clear()
 
@@ -42,7 +42,7 @@ class NodeEnd(Beside, ClientEnd):
         self._outbox: Table = {"said": [], "data": [], "stored": [], "contents": [], "dropped": []}
 
     def take(self, body: Mapping[str, Any]) -> bool:
-        """Take what the ServerApp sends.
+        """Process the data that the ServerApp sends.
 
         Returns:
             False if the node lacks log entries or blobs that the ServerApp expects here.

@@ -1,7 +1,7 @@
 """Messages between a Flower ServerApp and its nodes: each is a `ConfigRecord` that holds a table.
 
-A node speaks only when it is asked. So each message is half of an exchange: the ServerApp sends
-what the node lacks, and the node answers with all that it has to send.
+A node sends only in reply. So each message is half of an exchange: the ServerApp sends what the
+node lacks, and the reply has everything that the node has to send.
 
     down  number     of the exchange with this node: a missing number was lost
           since, entries, end, over     log entries after number `since`; the log's last number (-1:
@@ -30,8 +30,8 @@ from fedseed.errors import MessageError
 from fedseed.text import first_problem, show_text
 
 RECORD = "fedseed"
-MOST_SAID = 250_000  # messages of a reply: two of each client of a large run
-MOST_QUESTIONS = 100  # messages of a reply that wait for an answer
+MOST_SAID = 250_000  # most messages of a reply: two for each client of a large run
+MOST_QUESTIONS = 100  # most messages of a reply that wait for an answer
 MOST_DATA = 1 << 20  # bytes of a message, as on a usual server; larger ones become blobs
 
 Table = dict[str, Any]  # fields of a ConfigRecord: bytes, texts, numbers, and lists of them
@@ -94,7 +94,9 @@ class NodeReply(BaseModel):
         except ValidationError as error:
             raise MessageError(f"its reply: {first_problem(error)}") from None
         if len(messages) != len(reply.data) or len(reply.stored) != len(reply.contents):
-            raise MessageError("its reply: another number of messages or blobs than of their data")
+            raise MessageError(
+                "its reply: the numbers of messages or blobs and of their data differ"
+            )
         if sum(message.question is not None for message in messages) > MOST_QUESTIONS:
             raise MessageError(f"its reply: more than {MOST_QUESTIONS} questions")
         return reply, list(zip(messages, reply.data, strict=True))
@@ -123,6 +125,6 @@ def table(message: Any) -> Table:
     record = message.content.config_records.get(RECORD)
     if record is None:
         raise MessageError(
-            "a message without fedseed's record: ServerApp and ClientApp are not of one app"
+            "a message without fedseed's record: ServerApp and ClientApp belong to different apps"
         )
     return dict(record)

@@ -107,8 +107,8 @@ def make(
     watcher = ("--key", folder / "watcher.nk", "--ca", ca_file, "--watch")
     lines.append(_command("fedseed", "status", run, *reach[2:], *watcher))
     lines.append(
-        f"# Give each client {Path(recipe).name}, its .nk file and ca.pem, over a safe way; the "
-        "other files stay here."
+        f"# Give each client {Path(recipe).name}, its .nk file and ca.pem, over a secure channel; "
+        "keep the other files here."
     )
     return lines
 
@@ -178,8 +178,8 @@ def make_for_mesh(
             ),
         ]
     lines.append(
-        f"# Give each node {Path(recipe).name}, its .nk file and ca.pem, over a safe way; who runs "
-        "a server needs server.pem, server.key and nats-server.conf, too."
+        f"# Give each node {Path(recipe).name}, its .nk file and ca.pem, over a secure channel; "
+        "for a server, also give server.pem, server.key and nats-server.conf, too."
     )
     return lines
 
@@ -190,10 +190,10 @@ def _make_folder(folder: Path, hosts: Sequence[str], port: int, days: int) -> li
     if not 0 < port < 1 << 16:
         raise RecipeError(f"--port {port}: from 1 to 65535")
     if not 1 <= days <= MOST_DAYS:
-        raise RecipeError(f"--days {days}: from 1 to {MOST_DAYS}, for which certificates are valid")
+        raise RecipeError(f"--days {days}: a number of days from 1 to {MOST_DAYS} is expected")
     check_quotable(folder, "--out")  # the configuration contains its path
     if folder.exists():
-        raise FedseedError(f"{folder} is there already: keys are not overwritten")
+        raise FedseedError(f"{folder} exists already: keys are not overwritten")
     folder.mkdir(parents=True, mode=0o700)
     return checked_hosts
 
@@ -267,7 +267,9 @@ def _hosted(clients: Sequence[str]) -> dict[str, list[str]]:
             if problem is not None:
                 raise RecipeError(f"--client {show_text(text)}: {problem}")
         if not hosts or name in hosted:
-            raise RecipeError(f"--client {show_text(text)}: another name is needed")
+            raise RecipeError(
+                f"--client {show_text(text)}: the name is used twice, or names no client: change it"
+            )
         for client in hosts:
             if client in owner:
                 raise RecipeError(
@@ -279,7 +281,7 @@ def _hosted(clients: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _as_typed(program: Path | None) -> str | Path:
-    """Return a program's name if a shell finds it by that; otherwise its path."""
+    """Return a program's name if a shell finds the program by it; otherwise its path."""
     first = shutil.which(PROGRAM)
     if program is None or (first is not None and Path(first).resolve() == program.resolve()):
         return PROGRAM
@@ -359,7 +361,7 @@ def _server_configuration(
     folder: Path,
     streams: str = "",
 ) -> str:
-    """Return a configuration by what each key may do.
+    """Return a configuration with the rights of each key.
 
     Args:
         subjects: the run's subjects.

@@ -1,7 +1,7 @@
 """A transport inside one process.
 
-Ends meet at a `Hub`; each may be in a thread and event loop of its own. As on a network, bytes are
-copied and writers fenced.
+Ends are connected by a `Hub`; each may have its own thread and event loop. As on a network, bytes
+are copied, and a second writer of a log is refused.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ class Beside(base.End):
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        # the readers of the log, and the last entry that each has had
+        # the readers of the log, and the last entry that each has received
         self._following: dict[object, tuple[int, base.Take]] = {}
         self._closed = False
 
@@ -172,7 +172,7 @@ class MemoryEnd(Beside):
     Args:
         shared: the run.
         owner: the owner of blobs that are put here; None: the coordinator.
-        events: called if the end can't go on; it is never interrupted.
+        events: called if the end can't continue; it is never interrupted.
     """
 
     hears = False  # whether it listens
@@ -187,7 +187,7 @@ class MemoryEnd(Beside):
 
     def _call(self, act: Callable[[], object]) -> None:
         """Call a function in this end's event loop, from any thread, unless the end is closed."""
-        with suppress(RuntimeError):  # the loop is closed, and with it the end
+        with suppress(RuntimeError):  # the loop is closed, so the end is closed, too
             self._loop.call_soon_threadsafe(lambda: None if self._closed else act())
 
     async def status(self, seconds: float) -> bytes | None:
@@ -201,7 +201,7 @@ class MemoryEnd(Beside):
     ) -> bytes | None:
         """Return the first answer to these questions.
 
-        None: no answer in time, or there is nobody to ask.
+        None: no answer in time, or no coordinator listens.
         """
         if not questions or self._closed:
             return None
@@ -313,7 +313,7 @@ class MemoryCoordinator(MemoryEnd, base.CoordinatorEnd, base.Working):
 
 @dataclass
 class MemoryLogWriter(base.LogWriter):
-    """Appends to a list if it has the expected length."""
+    """Appends to a log in a list, if the list has the expected length."""
 
     shared: Shared  # holds the list
 

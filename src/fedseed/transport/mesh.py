@@ -1,7 +1,7 @@
 """The interface of transports between nodes that have no coordinator, and the one in memory.
 
-A node sends to its neighbours, and hears them. Messages may be lost, may be doubled, and may come
-in any order; who has sent one is verified as far as the transport can. The memory transport's nodes
+A node sends to its neighbours, and receives from them. Messages may be lost, duplicated or
+reordered. The transport verifies a message's sender as far as it can. The memory transport's nodes
 are all in one process, and may have links that are down.
 """
 
@@ -32,11 +32,11 @@ class MeshEnd(ABC):
 
     @abstractmethod
     async def send(self, data: bytes, receivers: Sequence[str]) -> None:
-        """Send a message to some neighbours, at the least to these; it may be lost."""
+        """Send a message to some neighbours, at least to these; it may be lost."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Send what is pending, and close; may be called again."""
+        """Send pending messages, and close; may be called twice."""
 
 
 class MeshTransport(ABC):
@@ -70,14 +70,14 @@ class MemoryMesh(MeshTransport):
             self._down.add(pair)
 
     def deliver(self, sender: str, receiver: str, data: bytes) -> None:
-        """Hand a message to a node, if it is there and the link is up."""
+        """Deliver a message to a node, if it has an end and the link is up."""
         end = self._ends.get(receiver)
         pair = (min(sender, receiver), max(sender, receiver))
         if end is not None and pair not in self._down:
             end.hear(sender, data)
 
     def forget(self, name: str) -> None:
-        """Take a node's end away."""
+        """Remove a node's end."""
         self._ends.pop(name, None)
 
 
@@ -101,7 +101,7 @@ class MemoryMeshEnd(MeshEnd):
             if self._take is not None and not self._closed:
                 self._take(sender, data)
 
-        with suppress(RuntimeError):  # the loop is closed, and with it the end
+        with suppress(RuntimeError):  # the loop is closed, so the end is closed, too
             self._loop.call_soon_threadsafe(act)
 
     async def send(self, data: bytes, receivers: Sequence[str]) -> None:

@@ -41,10 +41,10 @@ from fedseed.transport.signatures import Chain, Signatures
 from fedseed.transport.subjects import Subjects, name_of
 from fedseed.transport.troubles import Troubles
 
-AGAIN_SECONDS = 1.0  # a question is repeated: it may have been one of too many
+AGAIN_SECONDS = 1.0  # seconds after which a question is repeated, as it may have been dropped
 REPEATS = "repeats"  # the kind of trouble (`Troubles`)
-UNSENT_BYTES = 1 << 20  # of pending answers, beyond which no further answer is sent
-NOBODY_LISTENS = "503"  # the server's own answer
+UNSENT_BYTES = 1 << 20  # bytes of pending answers above which no further answer is sent
+NOBODY_LISTENS = "503"  # header of the server's own answers
 MORE = "docs/federation.md says what that means"
 
 
@@ -79,7 +79,8 @@ class NatsEnd(ObjectsEnd):
 
     largest = 256 * 1024  # a server takes 1 MiB by default
     asks_as: ClassVar[str] = "watcher"  # the name under which it asks for the status
-    # answers "nobody listens", a second apart, before it gives up: a coordinator may come back
+    # number of answers "nobody listens", one a second, before it gives up: a coordinator may come
+    # back
     silences: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
@@ -144,12 +145,12 @@ class NatsEnd(ObjectsEnd):
                 self.connection.troubles.report(JETSTREAM, NO_JETSTREAM)
                 raise NetworkError(NO_JETSTREAM) from error
             raise NetworkError(
-                f"the server does not answer about run {self.subjects.run}: has it JetStream, and "
-                f"may this key ask? ({error})"
+                f"the server does not answer about run {self.subjects.run}: check that it has "
+                f"JetStream, and that this key may ask ({error})"
             ) from error
         self.connection.troubles.end(JETSTREAM, JETSTREAM_AGAIN)
         await self._check_settings(info.config)
-        # a deleted log leaves the number of the last message, and a first one beyond it
+        # if all entries are deleted, the first number is above the last one
         return base.Log(
             int(info.state.last_seq),
             info.config.description == OVER,
@@ -157,7 +158,7 @@ class NatsEnd(ObjectsEnd):
         )
 
     async def _check_settings(self, config: api.StreamConfig) -> None:
-        """Check how the log's stream is set, and correct what this party may correct."""
+        """Check the settings of the log's stream, and correct those that this party may change."""
 
     async def follow(self, last_number: int, take: base.Take) -> base.Stop:
         chain = Chain(self.signatures, self.subjects.log)
@@ -201,24 +202,23 @@ class NatsEnd(ObjectsEnd):
         return entries
 
     def _foreign(self) -> None:
-        self._note("the log holds messages that are not the coordinator's: they are passed over")
+        self._note("the log holds messages that are not the coordinator's: they are ignored")
 
     def _log_lost(self, error: NetworkError, for_good: bool) -> None:
         command, advice = "fedseed serve", ""
         if isinstance(error, base.LogUnusableError):
             command = "fedseed serve --fresh"
-            advice = "; of a run that is over, `fedseed export` makes the model of its orbit"
+            advice = "; if the run is over, `fedseed export` makes the model from its orbit"
         if for_good:
             self.events.failed(
                 NetworkError(
-                    f"{error}, and nobody has put it there again: start `{command}`, then this "
-                    f"again{advice}"
+                    f"{error}, and it was not restored: start `{command}`, then this again{advice}"
                 )
             )
         else:
             self.events.noted(
-                f"{error}: waiting until it is put there again by `{command}`, at most "
-                f"{LOST_SECONDS:.0f} s{advice}"
+                f"{error}: waiting until it is restored by `{command}`, at most {LOST_SECONDS:.0f} "
+                f"s{advice}"
             )
 
     def _note(self, text: str) -> None:
@@ -232,8 +232,8 @@ class NatsEnd(ObjectsEnd):
         stream = show_text(json.loads(receipt)["stream"])
         self._note(
             f"the server's stream {stream} stores the messages of run {self.subjects.run} and "
-            f"answers questions to the coordinator; its answers are passed over: "
-            f"take {self.subjects.root}.> out of its subjects"
+            "answers questions to the coordinator; its answers are ignored: remove "
+            f"{self.subjects.root}.> from its subjects"
         )
 
     async def close(self) -> None:
@@ -269,12 +269,10 @@ class NatsClient(NatsEnd, base.ClientEnd):
             if self.signatures.of_coordinator(message.subject, message.data, message.headers):
                 take(message.data)
             else:
-                self._note(
-                    "somebody else than the coordinator writes to everybody: that is passed over"
-                )
+                self._note("broadcasts that are not the coordinator's are ignored")
 
         await self.connection.subscribe(self.subjects.down, cb=deliver)
-        await wait_for_server(self.connection)  # later broadcasts arrive
+        await wait_for_server(self.connection)  # later broadcasts are received
 
     async def send(self, client: str, kind: str, data: bytes) -> None:
         await self._publish(self.subjects.from_client(client, kind), data)
@@ -344,7 +342,7 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
         if signatures.own is not None:
             cause = "the key file does not name the clients' keys"
         self.unproven = (
-            f"{cause}: it is not proven who sends a message, and what stands in the log ({MORE})"
+            f"{cause}: neither the sender of a message nor the log's content is verified ({MORE})"
         )
 
     def now(self) -> float:
@@ -373,7 +371,7 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
         await self._publish(subject, data, connection)
 
     def dropped(self, subject: str) -> None:
-        """Report a message that there was no room for; its subject names the client."""
+        """Report a message that was dropped for lack of room; its subject names the client."""
         parts = subject.split(".")
         name = name_of(parts[-2]) if len(parts) > 2 and parts[-3] == "up" else None
         if self._hearing is not None:
@@ -387,9 +385,8 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
         return api.RePublish(src=self.subjects.log, dest=self.subjects.entries)
 
     async def _check_settings(self, config: api.StreamConfig) -> None:
-        """Have the server repeat entries again if an operator's edit has ended that.
-
-        Without it clients hear of a step only when they ask, seconds later.
+        """Make the server repeat entries again if an operator's edit has ended it. Otherwise
+        clients learn of a step only when they ask, seconds later.
         """
         wanted, current = self._republish(), config.republish
         troubles, stream = self.connection.troubles, self.subjects.stream
@@ -397,11 +394,11 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
             return troubles.end(REPEATS, f"the stream {stream} repeats entries to clients again")
         troubles.report(
             REPEATS,
-            f"the stream {stream} does not repeat entries to clients, so they hear of each step "
+            f"the stream {stream} does not repeat entries to clients, so they learn of each step "
             f"seconds late; set its republish to {wanted.src} > {wanted.dest}",
             0.0,
         )
-        with suppress(nats.errors.Error, TimeoutError):  # the next look tries it again
+        with suppress(nats.errors.Error, TimeoutError):  # the next check tries it again
             await self.connection.jetstream(timeout=REQUEST_SECONDS).update_stream(
                 config.evolve(republish=wanted)
             )
@@ -453,7 +450,8 @@ class NatsCoordinator(NatsEnd, base.CoordinatorEnd):
 
     async def allow(self, owner: str | None, byte_limit: int | None) -> None:
         bucket = self.subjects.bucket(owner)
-        with network_errors(f"the object store {bucket} can't be made"):
+        size = "" if byte_limit is None else f" for {byte_limit:,} bytes"
+        with network_errors(f"the object store {bucket}{size} can't be made"):
             try:
                 await self._stream.object_store(bucket)
             except NotFoundError:

@@ -21,9 +21,9 @@ class Address:
     """The address of a server."""
 
     scheme: str  # nats, tls, ws or wss
-    host: str  # without brackets
+    host: str  # host, without brackets
     port: int
-    path: str = ""  # with its query; for proxies of WebSockets
+    path: str = ""  # path with its query, for WebSocket proxies
 
     @property
     def place(self) -> str:
@@ -60,19 +60,28 @@ def read_address(url: str) -> Address:
     """
     try:
         parts = urlsplit(url)
-    except ValueError as error:  # brackets that do not match, or hold no address
+    except ValueError as error:  # brackets that do not match, or without an address inside
         raise RecipeError(f"{url}: {error}: {FORMS}") from error
-    place = parts.netloc.rpartition("@")[2]
+    place = parts.netloc
+    if "@" in place:
+        raise RecipeError(
+            f"{parts.scheme}://...@{place.rpartition('@')[2]}: a name and a password in an address "
+            "are not used: leave them out, and give the key's file with --key"
+        )
+    if "," in place:
+        raise RecipeError(f"{url}: give the address of one server: {FORMS}")
     if place.count(":") > 1 and not place.startswith("["):
         host, _, port = place.rpartition(":")
         raise RecipeError(
-            f"{url}: an IPv6 address stands in brackets: {parts.scheme}://[{place}], or with the "
-            f"port {port}: {parts.scheme}://[{host}]:{port}"
+            f"{url}: an IPv6 address needs brackets: {parts.scheme}://[{place}], or with the port "
+            f"{port}: {parts.scheme}://[{host}]:{port}"
         )
     try:
         port_given = parts.port
     except ValueError as error:
         raise RecipeError(f"{url}: {error}") from error
+    if port_given == 0:
+        raise RecipeError(f"{url}: a port is a number from 1 to 65535")
     if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
         raise RecipeError(f"{url}: {FORMS}")
     port_number = DEFAULT_PORTS[parts.scheme] if port_given is None else port_given

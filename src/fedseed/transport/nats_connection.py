@@ -28,13 +28,14 @@ RETRY_SECONDS = 0.2
 CONNECTION = "connection"  # a kind of trouble (`Troubles`)
 # bytes of a subject and a reply subject: a server closes connections with longer lines
 MOST_SUBJECTS = (4 << 10) - 32
-# bytes of a message's headers: a signature, a place and the server's own take a few hundred
+# most bytes of a message's headers: a signature, a place and the server's own headers take a few
+# hundred
 MOST_HEADERS = 4 << 10
 
 # The server separates the parts of a line by spaces, and a subject may hold any other byte. The
 # library separates by everything that Python calls a space. With a vertical tab in a subject or
-# reply subject, anybody who may publish could close others' connections, or have their messages
-# taken for answers to something else.
+# reply subject, anybody who may publish could close others' connections, or make their messages
+# look like answers to other questions.
 nats.protocol.parser.MSG_RE = re.compile(rb"\AMSG +([^ \r\n]+) +(\d+) +(([^ \r\n]+) +)?(\d+)\r\n")
 nats.protocol.parser.HMSG_RE = re.compile(
     rb"\AHMSG +([^ \r\n]+) +(\d+) +(([^ \r\n]+) +)?(\d+) +(\d+)\r\n"
@@ -45,18 +46,18 @@ _NO_SUBJECT = re.compile(r"[\x00-\x20\x7f]")
 class Guarded(Client):
     """A NATS client that sends nothing to a server without encryption where that is required.
 
-    The library encrypts when the server asks for it, and somebody in between could leave that out.
-    This client also reads every subject and header: the library stops reading for good at one that
-    is not text, which others choose.
+    The library encrypts only if the server asks for it, and an attacker in between could remove
+    this request. This client also accepts every subject and header: the library would stop reading
+    at one that is not text, and others choose them.
     """
 
     def __init__(self, encrypted: bool, troubles: Troubles) -> None:
         super().__init__()
         self._encrypted = encrypted
-        self.troubles = troubles  # shows why something has to wait
+        self.troubles = troubles  # shows the reasons for waiting
         # done when the next interruption is over
         self._interrupted: asyncio.Future[None] | None = None
-        self.established = False  # whether it was connected once: only then it reconnects
+        self.established = False  # whether it has been connected: only then it reconnects
         self.leaves = False  # whether this side has closed the connection
         # called with the subject of a message that was dropped, because too many wait
         self.dropped: Callable[[str], None] = lambda subject: None
@@ -88,7 +89,7 @@ class Guarded(Client):
             return task.result()
         finally:
             await end_task(task)
-            # the task's error holds this frame, which would hold the task
+            # the task's error refers to this frame, which would keep the task alive
             del task, either
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
@@ -129,7 +130,7 @@ class Guarded(Client):
         return super()._send_publish(subject, reply, payload, payload_size, headers)
 
     async def _process_pong(self) -> None:
-        # the task that asked has given up; the library would close the connection
+        # the task that asked was cancelled; the library would close the connection
         if self._pongs and self._pongs[0].done():
             self._pongs.pop(0)
             self._pings_outstanding = 0
@@ -138,7 +139,7 @@ class Guarded(Client):
 
 
 def _as_text(data: bytes) -> bytes:
-    """Return UTF-8 text; invalid bytes are replaced, so that the result is nobody's name."""
+    """Return UTF-8 text; invalid bytes are replaced, so that the result is not a valid name."""
     return data if data.isascii() else data.decode(errors="replace").encode()
 
 
@@ -150,7 +151,7 @@ def _context(access: Access, address: Address) -> ssl.SSLContext | None:
     if access.ca is None and not address.encrypted:
         return None
     if address.scheme == "ws":
-        raise RecipeError(f"{access.url}: --ca is for an encrypted connection: write wss://")
+        raise RecipeError(f"{access.url}: --ca needs an encrypted connection: write wss://")
     try:
         return ssl.create_default_context(cafile=None if access.ca is None else str(access.ca))
     except (ssl.SSLError, OSError) as error:
@@ -211,7 +212,7 @@ async def connect(
             troubles.report(CONNECTION, str(problem), 0.0 if mendable else PATIENCE_SECONDS)
 
     async def reconnected() -> None:
-        troubles.end(CONNECTION, f"{address.place}: the server is there again")
+        troubles.end(CONNECTION, f"{address.place}: the server is back")
         client.restarted()
         events.reconnected()
 
@@ -223,8 +224,7 @@ async def connect(
             problem, _ = _explained(cause, address.place, access)
             events.failed(
                 NetworkError(
-                    f"{problem}: the server has ended the connection: mend that, then start this "
-                    "again"
+                    f"{problem}: the server has ended the connection: fix this, then start again"
                 )
             )
 
@@ -263,7 +263,7 @@ async def connect(
         closing.cancel()
         problem, mendable = _explained(error, address.place, access)
         if mendable:
-            problem = NetworkError(f"{problem}; mend that, then start this again")
+            problem = NetworkError(f"{problem}; fix this, then start again")
         raise problem from error
     client.options["allow_reconnect"] = True
     client.established = True
@@ -271,14 +271,14 @@ async def connect(
 
 
 def _explained(error: Exception, place: str, access: Access) -> tuple[NetworkError, bool]:
-    """Return the error for a failed connection, and whether somebody has to act.
-
-    False: the failure may pass by itself, as with a server that is starting.
+    """Return the error for a failed connection, and whether a person has to act. False: the failure
+    may be temporary, as with a server that is starting.
     """
     chain: list[BaseException] = [error]
     while chain[-1].__cause__ or chain[-1].__context__:
         chain.append(chain[-1].__cause__ or chain[-1].__context__)  # type: ignore[arg-type]
-    # a refusal may lie below an apparent absence: aiohttp wraps the errors of certificates
+    # an error that looks like an absent server may wrap a refusal: aiohttp wraps certificates'
+    # errors
     for cause in chain:
         problem = _refusal(cause, access)
         if problem is not None:
@@ -295,20 +295,22 @@ def _explained(error: Exception, place: str, access: Access) -> tuple[NetworkErr
 
 
 def _refusal(cause: BaseException, access: Access) -> str | None:
-    """Return the reason why the server refuses this side, or the reverse; None: another error."""
+    """Return the reason why the server refuses this side, or this side refuses the server; None:
+    another error.
+    """
     text = str(cause).lower()
     certificate = isinstance(cause, ssl.SSLCertVerificationError)
     if certificate and not hasattr(cause, "verify_message"):
         return None  # aiohttp's error, whose cause has the reason
     if isinstance(cause, ssl.SSLCertVerificationError):
         reason = cause.verify_message
-        hint = "is it the right --ca file, and the right server?"
+        hint = "check that the --ca file and the server's address are right"
         if access.ca is None:
-            hint = "the server wants encryption: give its certificate authority with --ca FILE"
+            hint = "the server requires encryption: give its certificate authority with --ca FILE"
         if "not yet valid" in reason or "expired" in reason:
             hint = (
-                f"this machine's clock says {time.strftime('%Y-%m-%d %H:%M')} UTC: is it right? If "
-                "it is, the server needs a new certificate"
+                f"this machine's clock is at {time.strftime('%Y-%m-%d %H:%M')} UTC: check it; if "
+                "it is right, the server needs a new certificate"
             )
         return f"the server's certificate is not accepted: {reason}; {hint}"
     if isinstance(cause, ssl.SSLError):
@@ -318,12 +320,12 @@ def _refusal(cause: BaseException, access: Access) -> str | None:
     ):
         remedy = "a key is needed (--key FILE)"
         if access.key is not None:
-            remedy = f"it does not know the key in {access.key}"
-        return f"the server lets nobody in without permission: {remedy}"
+            remedy = f"the key in {access.key} is unknown to it"
+        return f"the server requires permission: {remedy}"
     if "no ssl context" in text or isinstance(cause, nats.errors.SecureConnRequiredError):
-        return "the server wants encryption: give its certificate authority with --ca FILE"
+        return "the server requires encryption: give its certificate authority with --ca FILE"
     if isinstance(cause, nats.errors.SecureConnWantedError):
-        return "encryption was asked for, but this server has none"
+        return "this side requires encryption, but the server has none"
     return None
 
 
@@ -332,7 +334,7 @@ def _absence(cause: BaseException) -> str | None:
     if isinstance(cause, socket.gaierror):
         return "there is no host of this name"
     if isinstance(cause, ConnectionRefusedError):
-        return "can't be reached: nothing listens there; is nats-server running?"
+        return "can't be reached: nothing listens there; check that nats-server is running"
     if isinstance(cause, OSError) and not isinstance(cause, TimeoutError):
         return f"can't be reached: {cause.strerror or str(cause) or type(cause).__name__}"
     return None

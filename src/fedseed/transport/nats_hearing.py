@@ -24,30 +24,30 @@ from fedseed.transport.subjects import RESERVED, Subjects, name_of
 
 T = TypeVar("T")
 
-OVERHEAD_BYTES = 1000  # of a message, besides its contents
+OVERHEAD_BYTES = 1000  # bytes counted for a message besides its contents
 BEAT_SECONDS = 0.25
-DEAF_SECONDS = 1.0  # without a sign of the server, after which the clock stands still
-# the clock stands still this much longer when the server is back: others have to come back, too
+DEAF_SECONDS = 1.0  # seconds without a message of the server after which the clock stops
+# seconds that the clock stays stopped after the server is back, as others have to return, too
 RETURN_SECONDS = 3.0
 
-IN_A_ROW = 8  # messages that are processed before others get a turn, and more are read
-# of messages that wait to be processed; messages beyond are dropped, and sent again
+IN_A_ROW = 8  # number of messages that are processed before other tasks get a turn
+# most bytes of messages that wait to be processed; further messages are dropped, and sent again
 PENDING_BYTES = 16 << 20
-STATUS_SECONDS = 0.1  # between two status answers: many may ask
-PENDING_QUESTIONS = 4 << 20  # bytes of waiting questions for the status, which may be empty
-TOO_MANY = "one of too many messages at once: it was not looked at"
+STATUS_SECONDS = 0.1  # seconds between two status answers, as many may ask
+PENDING_QUESTIONS = 4 << 20  # most bytes of waiting questions for the status
+TOO_MANY = "dropped unread, as too many messages arrived at once"
 
 Answer = Callable[[str, bytes], Awaitable[None]]  # subject, data
 
 
 @dataclass
 class Turns(Generic[T]):
-    """Lines of messages that take turns.
+    """Queues of messages that are served in turn.
 
     If there is no room for a message, the newest of the longest line is dropped.
     """
 
-    byte_limit: int  # of all waiting messages, with `OVERHEAD_BYTES` for each
+    byte_limit: int  # most bytes of all waiting messages, with `OVERHEAD_BYTES` for each
     dropped: Callable[[T], None]  # called with a dropped message
     bytes: int = 0
     # lines with messages, in turn
@@ -56,7 +56,7 @@ class Turns(Generic[T]):
     _not_empty: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, line_name: Hashable, message: T, size: int) -> None:
-        """Add a message; drop this one, or others, where there is no room.
+        """Add a message; if there is no room, drop it or others.
 
         Args:
             line_name: the line's name.
@@ -67,7 +67,7 @@ class Turns(Generic[T]):
         while self.bytes + size > self.byte_limit:
             longest = line_name
             line_size = self._sizes[line_name] + size
-            # a line below its share does not lose a message
+            # a line below its share loses no message
             if self._lines and line_size * len(self._lines) <= self.byte_limit:
                 longest = max(self._lines, key=self._sizes.__getitem__)
             if longest == line_name:
@@ -108,14 +108,14 @@ class _Received(NamedTuple):
     data: bytes
     subject: str
     reply: str  # the subject for an answer; "": none
-    signed: Mapping[str, str]  # the header with its signature
+    signed: Mapping[str, str]  # header with the signature
 
 
 @dataclass
 class Hearing(Working):
     """Receives the clients' messages; the messages of each key take turns with the others'."""
 
-    connection: Client  # a connection for nothing else
+    connection: Client  # a connection of its own
     subjects: Subjects  # the run's subjects
     signatures: Signatures  # verify the senders
     receive: Receive  # gets accepted messages
@@ -138,7 +138,7 @@ class Hearing(Working):
         parts = message.subject.split(".")
         sender = name_of(parts[-2])
         if sender is None:
-            self.rejected("somebody", "a message in the name of nobody")
+            self.rejected("somebody", "a message without a client's name")
             return
         signed = {HEADER: (message.headers or {}).get(HEADER, "")[:100]}
         # a message without a signature must not enter a client's queue
@@ -157,13 +157,13 @@ class Hearing(Working):
         )
 
     def dropped(self, name: str | None) -> None:
-        """Report a message without room, which is not proven to be this client's."""
+        """Report a message that was dropped for lack of room. Its sender is not verified."""
         self.rejected("somebody" if name is None else f"somebody as {name}", TOO_MANY)
 
     async def _keep_looking(self) -> None:
         turn = 0
         while True:
-            # waiting for the next message gives others their turn
+            # waiting for the next message lets other tasks run
             if not self._turns.bytes:
                 turn = 0
             received = await self._turns.next()
@@ -171,7 +171,7 @@ class Hearing(Working):
                 await self._look(received)
             except Exception as error:  # it concerns one message only
                 context = {
-                    "message": f"a message of {received.sender} can't be looked at",
+                    "message": f"a message of {received.sender} can't be processed",
                     "exception": error,
                 }
                 asyncio.get_running_loop().call_exception_handler(context)
@@ -189,9 +189,7 @@ class Hearing(Working):
         if received.reply and not received.reply.startswith(
             f"{self.subjects.inbox(received.sender)}."
         ):
-            self.rejected(
-                received.sender, "its question is to be answered elsewhere than in its inbox"
-            )
+            self.rejected(received.sender, "its question asks for an answer outside of its inbox")
             return
         reply = await self.receive(received.sender, received.kind, received.data)
         if reply is not None and received.reply:
@@ -202,10 +200,11 @@ class Hearing(Working):
 class Questions(Working):
     """Answers questions for the status, at a cost that does not depend on their number.
 
-    An answer goes to all who may ask, wherever a question wants it; then there is none for a while.
+    An answer goes to all who may ask, whatever reply subject a question has; the next one follows
+    after a pause.
     """
 
-    connection: Client  # a connection for nothing else
+    connection: Client  # a connection of its own
     subjects: Subjects  # the run's subjects
     status: Callable[[], bytes]  # makes an answer
     answer: Answer  # sends an answer
@@ -235,12 +234,12 @@ class Questions(Working):
 class Pulse(Working):
     """A clock that stands still while the server is silent, or this process receives nothing.
 
-    So nobody is late with a message that can't arrive. The clock sends itself messages over the
-    server all the time.
+    So clients are not late because of messages that can't arrive. The clock continually sends
+    messages to itself over the server.
     """
 
     connection: Client  # to the server
-    _lost: float = 0.0  # seconds that are not counted
+    _lost: float = 0.0  # seconds during which the clock stood still
 
     def __post_init__(self) -> None:
         self._last_heard = self._last_time = time.monotonic()

@@ -38,20 +38,20 @@ from fedseed.transport.signatures import Chain, signature_in
 from fedseed.transport.subjects import Subjects
 from fedseed.transport.troubles import PATIENCE_SECONDS
 
-ANSWER_SECONDS = 30.0  # for a requested message, behind others
+ANSWER_SECONDS = 30.0  # seconds to wait for a requested message, behind others
 MOST_ASKED = 256  # messages requested at a time
-ASKED_BYTES = 2 << 20  # of messages requested at a time
-SILENCE_SECONDS = 5.0  # after which a stream is checked for new messages
+ASKED_BYTES = 2 << 20  # bytes of messages requested at a time
+SILENCE_SECONDS = 5.0  # seconds after which a stream is checked for new messages
 # a stream counts as missing after this time: `serve --fresh` makes it again at once
 MISSING_SECONDS = 1.0
-LOST_SECONDS = 3600.0  # for a lost log to come back, as for interruptions
-READING_SECONDS = 60.0  # for the present entries of a log
-# of messages that wait to be processed; those of a flood beyond that are dropped
+LOST_SECONDS = 3600.0  # seconds for a lost log to come back, as for interruptions
+READING_SECONDS = 60.0  # seconds for reading the present entries of a log
+# most bytes of messages that wait to be processed; further ones are dropped
 PENDING_BYTES = 32 * 1024 * 1024
 NO_MESSAGE, WRONG_LAST_SEQUENCE = 10037, 10071
 # kinds of trouble (`Troubles`)
 JETSTREAM, LOG, UNSTORED = "jetstream", "log", "unstored"
-STORED_AGAIN = "the server stores again what is written to it"
+STORED_AGAIN = "the server stores messages again"
 JETSTREAM_AGAIN = "the server has JetStream again"
 OVER = "the run is over"  # the description of an ended stream
 
@@ -61,8 +61,8 @@ class JetStreamMissing(Interrupted):
 
 
 NO_JETSTREAM = (
-    "the server is there, but JetStream is not; start nats-server with JetStream (-js, or "
-    "jetstream { } in its configuration), and where it is a leaf node, the hub"
+    "the server has no JetStream; start nats-server with JetStream (-js, or jetstream { } in its "
+    "configuration); for a leaf node, also its hub"
 )
 # a server takes its limits from the disk when it starts, and one whose disk was full stores nothing
 # until it is started again
@@ -96,7 +96,7 @@ def with_remedy(error: BaseException, stream: str) -> str:
     if is_without_jetstream(error):
         return NO_JETSTREAM
     if isinstance(error, TimeoutError):
-        return f"the server does not answer; if it goes on, its disk may be full: {SERVER_ROOM}"
+        return f"the server does not answer; if this continues, its disk may be full: {SERVER_ROOM}"
     if isinstance(error, APIError) and error.err_code in REMEDIES:
         remedy = REMEDIES[error.err_code].format(stream=stream)
         return f"{error.description}: {remedy}, then start this again"
@@ -106,7 +106,7 @@ def with_remedy(error: BaseException, stream: str) -> str:
 def report_unstored(connection: Guarded, stream: str, patience: float) -> None:
     """Report that the server does not confirm what is written to a stream.
 
-    nats-server says nothing to a writer when its disk is full; 2.9.10 answers nothing at all on
+    nats-server does not answer a writer when its disk is full; 2.9.10 answers nothing at all on
     that connection, and keeps it open.
 
     Args:
@@ -267,7 +267,8 @@ class LogFollower(Working):
     foreign: Callable[[], None]  # called for each message that is not an entry
     # called when the log is lost, or its beginning; and again, with True, if it stays away
     lost: Callable[[NetworkError, bool], None]
-    _last_message: StreamMessage | None = None  # which must still be in the log
+    # the last known message, which must still be in the log
+    _last_message: StreamMessage | None = None
     # number of interruptions at which the last message was known to be the log's
     _checked_at: int = -1
     _existed: bool = False  # whether there was a log
@@ -382,7 +383,7 @@ class NatsLogWriter(LogWriter):
 
     def __post_init__(self) -> None:
         self._stream = self.connection.jetstream(timeout=REQUEST_SECONDS)
-        self._sequence = self.last  # of the last known message, an entry or not
+        self._sequence = self.last  # number of the last known message, an entry or not
 
     async def _store(self, entry: bytes) -> None:
         if self._stored is not None and self._stored[0] == self.last:  # that entry counts
@@ -393,7 +394,7 @@ class NatsLogWriter(LogWriter):
             self._stored = self.last + 1, sequence, head
         except Fenced:
             next_entry = await self._next(copy(self.chain))
-            if next_entry is None:  # only messages of others
+            if next_entry is None:  # only messages of others follow
                 await self._publish(entry, headers, None)
                 next_entry = await self._next(copy(self.chain))
                 if next_entry == entry:
@@ -422,8 +423,8 @@ class NatsLogWriter(LogWriter):
             # the stream exists, but does not take messages on its subject
             self.connection.troubles.report(
                 LOG,
-                f"the stream {self.subjects.stream} does not take {self.subjects.log}; set its "
-                "subjects so that it does, or put it back as it was",
+                f"the stream {self.subjects.stream} does not store {self.subjects.log}: add this "
+                "to its subjects, or restore the stream",
             )
             raise Interrupted(str(error)) from error
         except (TimeoutError, nats.errors.Error) as error:

@@ -1,9 +1,9 @@
 """Nodes without a coordinator on NATS: a subject for each node, which only that node writes to.
 
-A node publishes on its own server and hears each neighbour on the neighbour's. These may be one
-server for all, servers that are joined (a cluster, leaf nodes), or one at each site that no other
-server knows. No stream is kept: nodes keep their logs themselves, and send again what is missing.
-So a server needs no JetStream, and none stands above the others.
+A node publishes on its own server, and receives each neighbour's messages on the neighbour's
+server. This may be one server for all, connected servers (a cluster, leaf nodes), or an independent
+server at each site. No stream is used: nodes keep their logs themselves, and repeat missing
+entries. So the servers need no JetStream, and all are equal.
 """
 
 import asyncio
@@ -23,8 +23,9 @@ from fedseed.transport.nats_connection import Guarded, connect
 from fedseed.transport.signatures import Signatures
 from fedseed.transport.subjects import Subjects, name_of
 
-RETRY_SECONDS = 2.0  # between attempts to reach a neighbour's server
-# bytes of a neighbour's messages that wait to be looked at; what is beyond is lost, and sent again
+RETRY_SECONDS = 2.0  # seconds between attempts to reach a neighbour's server
+# most bytes of a neighbour's messages that wait to be processed; further ones are dropped, and sent
+# again
 PENDING_BYTES = 16 << 20
 PLACE = 3  # of the sender's name among the parts of a subject
 
@@ -66,7 +67,7 @@ class NatsMeshEnd(MeshEnd):
         name: the node's name.
         subjects: the run's subjects.
         access: how this node reaches servers.
-        connection: to its own server.
+        connection: the connection to its own server.
         by_server: its neighbours, by the address of the server on which they are heard.
         signatures: its keys.
         events: callbacks.
@@ -96,8 +97,7 @@ class NatsMeshEnd(MeshEnd):
             if signatures.own is not None:
                 reason = "the key file does not name the nodes' keys"
             self.unproven = (
-                f"{reason}: it is not proven who has made a step (docs/decentralised.md says what "
-                "that means)"
+                f"{reason}: the author of a step is not verified (see docs/decentralised.md)"
             )
 
     async def listen(self, take: Hear) -> None:
@@ -126,7 +126,7 @@ class NatsMeshEnd(MeshEnd):
                 return
 
     async def _subscribe(self, connection: Guarded, neighbours: Sequence[str]) -> None:
-        with network_errors(f"neighbours of {self._name} can't be heard"):
+        with network_errors(f"messages of neighbours of {self._name} can't be received"):
             for neighbour in neighbours:
                 for receiver in (None, self._name):
                     await connection.subscribe(
@@ -144,7 +144,7 @@ class NatsMeshEnd(MeshEnd):
     async def send(self, data: bytes, receivers: Sequence[str]) -> None:
         one = receivers[0] if len(receivers) == 1 else None
         subject = self._subjects.from_node(self._name, one)
-        # during a long interruption messages are lost, and what is missing is sent again
+        # messages that are lost in a long interruption are sent again
         lost = nats.errors.OutboundBufferLimitError
         with network_errors(f"{self._name} can send nothing"), suppress(lost):
             await self._connection.publish(subject, data)

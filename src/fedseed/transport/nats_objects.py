@@ -2,7 +2,7 @@
 
 No record lists an object's chunks, because others could write it, too (see signatures.py). A header
 of each chunk has its number and the attempt to store the object, and the chunk is signed with it.
-Nothing leads from one object to another.
+Objects have no references to each other.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from fedseed.transport.subjects import Subjects
 # header of a chunk: the attempt to store, the chunk's number, bytes of the whole object
 PLACE = "Fedseed-Chunk"
 CHUNK_BYTES = 128 * 1024
-AT_ONCE = 8  # chunks that wait for a receipt
+AT_ONCE = 8  # most chunks that wait for a receipt
 CHUNK_SECONDS = 30.0  # for a receipt
 PATIENCE_SECONDS = 3600.0  # for interruptions, as for the log
 _PLACE = re.compile(r"([^.]*)\.(\d{1,15})\.(\d{1,15})")
@@ -82,13 +82,15 @@ class ObjectsEnd(End):
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _may_pass(self, error: BaseException) -> bool:
-        """Return whether storing may succeed later: an interruption, or JetStream is away."""
+        """Return whether storing may succeed later, after an interruption or without JetStream for
+        now.
+        """
         stream = f"OBJ_{self.subjects.bucket(self.owner)}"
         if isinstance(error, TimeoutError):
             # the wait for a receipt was long enough
             report_unstored(self.connection, stream, patience=0.0)
         if isinstance(error, NoStreamResponseError):
-            # is the stream away, or JetStream as a whole?
+            # distinguish a missing stream from missing JetStream
             try:
                 await self._stream.stream_info(stream)
             except (TimeoutError, nats.errors.Error) as cause:
@@ -124,7 +126,7 @@ class ObjectsEnd(End):
             await asyncio.gather(*sending, return_exceptions=True)
 
     async def _make_room(self) -> bool:
-        """Delete what others, or an earlier process, have written into this store.
+        """Delete data of others, or of an earlier process, in this store.
 
         Returns whether there was anything.
         """

@@ -1,7 +1,5 @@
-"""The program nats-server: its place, the abilities of its version, and a server that a coordinator
-starts.
-
-It comes with the extra "server", or from the system.
+"""The program nats-server: find it, check its version, and run a server for a coordinator. The
+program comes with the extra "server", or from the system.
 """
 
 import json
@@ -49,7 +47,7 @@ def find_server() -> Path | None:
 def server_version(program: Path) -> tuple[int, ...]:
     """Return a program's version, such as (2, 15, 1).
 
-    Raises FedseedError: it shows none.
+    Raises FedseedError: it does not show a version.
     """
     try:
         output = subprocess.run(
@@ -81,11 +79,11 @@ def jetstream_block(store: Path, version: tuple[int, ...] | None) -> str:
 
 
 def check_quotable(path: Path, option: str) -> None:
-    """Raise RecipeError if a path can't stand in quotes in a configuration."""
+    """Raise RecipeError if a path can't be quoted in a configuration."""
     if any(letter in '"\\' or not letter.isprintable() for letter in str(path.resolve())):
         raise RecipeError(
-            f"{option} {str(path)!r}: a folder without quotes, backslashes and line breaks in its "
-            "path"
+            f"{option} {str(path)!r}: choose a folder whose path has no quotes, backslashes or "
+            "line breaks"
         )
 
 
@@ -109,11 +107,12 @@ def read_listen(text: str) -> tuple[str, int]:
 class OwnServer:
     """A nats-server with JetStream that runs until this process stops it.
 
-    Its data lie in a folder, and are there again at the next start.
+    Its data is kept in a folder, and used again at the next start.
 
     Args:
         folder: for its configuration, log and store; made if it is missing.
-        listen: HOST:PORT where it listens; hosts other than `LOCAL` let others in.
+        listen: HOST:PORT where it listens; with hosts other than `LOCAL`, other machines can
+            connect.
 
     Raises:
         RecipeError: `listen` is not valid, or there is no program nats-server.
@@ -183,7 +182,7 @@ class OwnServer:
         except OSError as error:
             place = f"{bracket_host(self.host)}:{self.port}"
             raise NetworkError(
-                f"--server: {place} can't be listened at: {error.strerror or error}: if a "
+                f"--server: {place} can't be used for listening: {error.strerror or error}: if a "
                 f"nats-server runs there, use it with --nats {self.url}; otherwise choose another "
                 "place with --listen HOST:PORT"
             ) from error
@@ -201,7 +200,7 @@ class OwnServer:
         log = self.folder / "nats-server.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         reason = next((line for line in reversed(lines) if "[FTL]" in line), "")
-        raise NetworkError(f"--server: nats-server does not start: {reason} ({log} says more)")
+        raise NetworkError(f"--server: nats-server does not start: {reason} (see {log})")
 
     @staticmethod
     def _ask(monitor: str, page: str) -> dict[str, object]:

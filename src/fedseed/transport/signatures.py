@@ -1,9 +1,10 @@
 """Signatures: each message carries its author's Ed25519 signature, made with the NKEY that opens
 the server.
 
-A server lets nobody publish under another's subject, but its own answers go to any subject that a
-question names. So a subject alone proves nothing. A signature covers the subject, the data, and a
-context where an order matters (`Chain`). It travels in a header, so the data stay as they are.
+A server lets no client publish under another's subject, but sends its own answers to any subject
+that a question names. So a subject alone proves nothing. A signature covers the subject, the data,
+and a context where an order matters (`Chain`). It travels in a header, so the data stay as they
+are.
 
 A key file, as `fedseed keys` writes it, has a line with the owner's seed, and lines with the public
 keys whose signatures count:
@@ -92,7 +93,7 @@ def _signed_bytes(subject: str, data: bytes, context: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Signatures:
-    """The keys of one side: they sign its messages, and check the other side's."""
+    """The keys of one side, which sign its messages and check those of the other side."""
 
     own: SigningKey | None = field(default=None, repr=False)  # None: nothing is signed
     # the coordinator's public key; None: not known, and not checked
@@ -197,7 +198,7 @@ class Chain:
     two coordinators write at once, the log's order decides which of them goes on.
     """
 
-    signatures: Signatures  # check the coordinator's; where they can't, every entry counts
+    signatures: Signatures  # check the coordinator's signatures; without its key every entry counts
     subject: str  # the log's
     head: bytes = b""  # the signature of the last entry that counts
     # fingerprints of rejected messages, which may be repeated a thousand times

@@ -1,7 +1,7 @@
 """The subjects and other names of a run on a NATS server.
 
 fedseed.RUN.log                 the run's stream: durable entries in order
-fedseed.RUN.entries             the server's, which repeats each entry that it has stored
+fedseed.RUN.entries             from the server, which repeats each stored entry
 fedseed.RUN.down                coordinator to everybody, not stored
 fedseed.RUN.up.CLIENT.KIND      from a client: only CLIENT may publish here
 fedseed.RUN.status              questions for the status
@@ -18,8 +18,8 @@ from functools import lru_cache
 from urllib.parse import quote, unquote_to_bytes
 
 RESERVED = ("coordinator", "watcher")
-MOST_BYTES = 128  # of a client's name in UTF-8: it becomes part of file names and subjects
-_BETWEEN = "._-@+ "  # characters of a name besides letters and digits
+MOST_BYTES = 128  # most bytes of a client's name in UTF-8, as it is part of file names and subjects
+_BETWEEN = "._-@+ "  # characters that a name may have besides letters and digits
 
 
 def name_problem(name: str) -> str | None:
@@ -60,7 +60,7 @@ def token(name: str) -> str:
 
 @lru_cache(4096)  # called for each message's subject
 def name_of(part: str) -> str | None:
-    """Return the inverse of `token`; None for a part that is nobody's token."""
+    """Return the inverse of `token`; None for a part that is not a token."""
     try:
         name = unquote_to_bytes(part.replace("=", "%")).decode()
     except UnicodeError:

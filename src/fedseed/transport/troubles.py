@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-PATIENCE_SECONDS = 5.0  # an interruption that is shorter needs nobody's attention
+PATIENCE_SECONDS = 5.0  # shorter interruptions are not shown
 
 
 @dataclass
@@ -12,12 +12,12 @@ class Trouble:
     """One kind of trouble while it lasts."""
 
     began: float  # when it was first reported
-    shown_texts: set[str] = field(default_factory=set)  # beginnings of the texts that were shown
+    shown_texts: set[str] = field(default_factory=set)  # starts of the texts that were shown
 
 
 @dataclass
 class Troubles:
-    """Shows why a connection waits, and when it goes on.
+    """Shows why a connection waits, and when it continues.
 
     Args:
         say: shows a line to people.

@@ -1,8 +1,6 @@
-"""Changes of the weights, as data: what a method makes of a step, and what `ParameterSpace.apply`
-carries out.
-
-docs/architecture.md says which methods make which. Free of torch: a change can be made, printed and
-bounded without a model.
+"""Changes of the weights, as data. A method makes one from each step, and `ParameterSpace.apply`
+carries it out. docs/architecture.md lists which methods make which changes. It needs no torch: a
+change can be made, printed and bounded without a model.
 """
 
 from collections.abc import Sequence
@@ -43,10 +41,10 @@ class Add:
     Args:
         terms: what to add up.
         scale: multiplies the sum.
-        rounding: round stochastically to 16-bit dtypes, up or down with odds that make it right on
-            average, so that steps below half a unit in the last place are not lost. The odds'
-            random numbers come from the shared stream, so that a replay rounds alike. None: to
-            nearest. float32 is always to nearest.
+        rounding: round stochastically to 16-bit dtypes: up or down with probabilities that make the
+            mean exact, so that steps below half a unit in the last place are not lost. The random
+            numbers come from the shared stream, so that a replay rounds alike. None: to nearest.
+            float32 is always rounded to nearest.
     """
 
     terms: Sequence[Term]
@@ -58,7 +56,7 @@ class Add:
 class Rebuild:
     """w <- round(w0 + scale * sum of the terms), where w0 is what `ParameterSpace.keep_base` kept.
 
-    However small single steps are, none is lost: they meet in the coefficients, not in the weights.
+    Small steps are not lost, as they are added up in the coefficients, not in the weights.
     """
 
     terms: Sequence[Term]
@@ -69,13 +67,13 @@ class Rebuild:
 class Optimize:
     """The sum of the terms is the gradient of a rule with running averages, which the space keeps.
 
-    With `past` it keeps nothing: the averages are made anew, from zero, of the past gradients and
-    this one, piece by piece of the weights. After fewer steps than are remembered they are the
-    running averages, bit for bit.
+    With `past` the space keeps no averages: they are computed from zero, from the past gradients
+    and this one, for a piece of the weights at a time. If all steps so far are remembered, they are
+    equal to running averages, bit for bit.
     """
 
     terms: Sequence[Term]
-    rule: Rule  # the same one each time but for its rate
+    rule: Rule  # the same rule at each step, except for its rate
     rounding: Rounding | None = None  # as in `Add`
     # terms of earlier steps, the oldest first; None: the space keeps the averages
     past: Sequence[Sequence[Term]] | None = None
@@ -104,7 +102,7 @@ class Patch:
     offsets: NDArray[np.integer[Any]] | None = None
 
     def within(self, lo: int, hi: int) -> tuple[Any, Floats]:
-        """Return what the patch has for entries lo..hi: where it lies, counted from lo, and the
+        """Return the patch's part in entries lo..hi: its positions, counted from lo, and its
         values.
         """
         if self.offsets is None:
@@ -125,7 +123,7 @@ class Entries:
     tensor's dtype, to nearest: the bits are the same on any device.
     """
 
-    patches: Sequence[Patch]  # in ascending order; no entry is in two
+    patches: Sequence[Patch]  # in ascending order, without overlap
     scale: float = 1.0
 
 
@@ -158,7 +156,7 @@ class Replace:
 
 
 Change = Add | Rebuild | Optimize | Average | Entries | AddFactors | Replace
-NOTHING = Add(())  # what a step means that nobody answered
+NOTHING = Add(())  # the change of a step that no client answered
 
 
 def expected_norm(change: Change, layout: Layout) -> float | None:

@@ -1,6 +1,5 @@
-"""Quantised weights: which parameters hold a weight's codes, which no step can move.
-
-Free of torch's functions, so that settings may ask.
+"""Quantised weights: find the parameters that hold a weight's codes, which no step can move. It
+calls no function of torch, so that settings may use it.
 """
 
 from collections.abc import Iterator
@@ -9,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-TRAITS = "_fedseed_traits"  # where a loaded model has what is known of it (`models.traits`)
+TRAITS = "_fedseed_traits"  # the attribute of a loaded model with its traits (`models.traits`)
 
 
 def is_wrapper(tensor: Any) -> bool:
-    """Return whether a tensor is made of others, as torchao's are; shards are not meant."""
+    """Return whether a tensor wraps others, like torchao's; False for shards."""
     return hasattr(tensor, "__tensor_flatten__") and not hasattr(tensor, "device_mesh")
 
 
@@ -43,9 +42,8 @@ def is_of_library(model: Any) -> bool:
 
 
 def plain_parameters(model: "torch.nn.Module") -> "Iterator[tuple[str, torch.nn.Parameter]]":
-    """Yield names and parameters that a quantised model has besides codes and their scales.
-
-    Parameters that are not tuned whatever is chosen (`models.traits`) are left out.
+    """Yield the names and parameters of a quantised model other than codes and scales. Parameters
+    that can never be tuned (`models.traits`) are left out.
     """
     resting = {id(p) for p in getattr(getattr(model, TRAITS, None), "at_rest", ())}
     scales = {id(p) for p in scales_of(model)}
@@ -55,7 +53,7 @@ def plain_parameters(model: "torch.nn.Module") -> "Iterator[tuple[str, torch.nn.
 
 
 def scales_of(model: "torch.nn.Module") -> "Iterator[torch.nn.Parameter]":
-    """Yield the scales that stand beside codes as parameters."""
+    """Yield the parameters that are scales of codes."""
     for module in model.modules():
         parameters = dict(module.named_parameters(recurse=False))
         if any(map(holds_codes, parameters.values())):
@@ -63,11 +61,11 @@ def scales_of(model: "torch.nn.Module") -> "Iterator[torch.nn.Parameter]":
 
 
 def count_stray(model: "torch.nn.Module") -> int:
-    """Return how many numbers steps would move of a quantised model, if nobody chose what trains.
+    """Return how many numbers of a quantised model steps would move by default.
 
     Returns:
         The size of the part that is not quantised; 0: the model is not quantised, has an adapter,
-        or somebody froze some of that part or lets scales train.
+        or the trainable parameters were chosen (part of these are frozen, or scales are trained).
     """
     if hasattr(model, "peft_config") or not is_quantized(model):
         return 0

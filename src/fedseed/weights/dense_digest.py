@@ -16,7 +16,7 @@ def leaf_hashes(data: memoryview) -> list[bytes]:
     """Return the hashes (32 bytes each) of the leaves of "blake2b-tree".
 
     Args:
-        data: bytes that begin where a leaf does.
+        data: bytes that begin at the start of a leaf.
     """
     leaves = (data[start : start + LEAF_BYTES] for start in range(0, len(data), LEAF_BYTES))
     return [

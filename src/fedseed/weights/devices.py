@@ -14,7 +14,7 @@ def devices_of(tensors: Iterable[torch.Tensor]) -> tuple[torch.device, ...]:
 def wait_for(tensors: Iterable[torch.Tensor]) -> None:
     """Wait until the tensors' devices have done all their work, as before a clock is read.
 
-    A CPU is never behind, and clocks are read often: without a GPU in use this returns at once.
+    Without a GPU in use this returns at once, as work on a CPU is done already.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return

@@ -4,8 +4,8 @@ There are two kinds of digests; an orbit's header names its kind.
 
     blake2b        one BLAKE2b over everything, tensor after tensor: one thread, about 1 GB a second
     blake2b-tree   a tensor's bytes are cut into leaves of 1 MiB (the last one may be shorter), each
-                   leaf is hashed by itself, and one hash is made of the leaves' hashes: as many
-                   threads as torch has, and the same digest with any number of them
+                   leaf is hashed by itself, and one hash is made of the leaves' hashes: it uses as
+                   many threads as torch, and any number gives the same digest
 
     leaf(x) = BLAKE2b(x, 32 bytes, person = "fedseed leaf")
     digest  = BLAKE2b(for each tensor: ["name","dtype",[sides]] as JSON in ASCII without blanks
@@ -25,7 +25,7 @@ from fedseed.weights.codes import is_wrapper
 from fedseed.weights.dense_digest import LEAF_BYTES, digest_of, leaf_hashes
 from fedseed.weights.layout import DigestKind
 
-# bytes that a thread hashes, and that are copied from a GPU, at a time
+# bytes that a thread hashes, or that are copied from a GPU, at a time
 PIECE_BYTES = 8 * LEAF_BYTES
 
 NamedTensors = Sequence[tuple[str, torch.Tensor]]
@@ -87,7 +87,7 @@ def base_digest(model: torch.nn.Module, kind: DigestKind = "blake2b") -> str:
 def untied(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> NamedTensors:
     """Return each tensor once, with the first of its names.
 
-    A tensor that wraps others, as quantisers' libraries have them, is replaced by these.
+    A tensor that wraps others, as in quantisation libraries, is replaced by these.
     """
     first_names: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in named_tensors:
@@ -96,7 +96,7 @@ def untied(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> NamedTensors:
 
 
 def _parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a plain tensor as it is, or the tensors inside a wrapper with their names there."""
+    """Yield a plain tensor itself, or the tensors inside a wrapper, with their names."""
     if not is_wrapper(tensor):
         yield name, tensor
         return

@@ -1,7 +1,7 @@
-"""Adding changes in random subspaces to a vector of weights (`fedseed.weights.change.AddFactors`).
+"""Add changes in random subspaces to a vector of weights (`fedseed.weights.change.AddFactors`).
 
-Several steps take one pass: each matrix takes all of them, one after the other, before the next
-matrix is read, and every step rounds in its turn.
+Several steps share one pass: all are applied to a matrix, one after the other and each rounded,
+before the next matrix is read.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from fedseed.weights.moving import write
 from fedseed.weights.subspace import MatrixView, RandomSubspace, matrices_of
 from fedseed.weights.vector import Vector, check_scale, flat, operand, write_back
 
-# elements of a matrix that get all steps before the next elements: they stay in a CPU's cache
+# elements of a matrix to which all steps are applied at a time, so that they stay in a CPU's cache
 PIECE = 1 << 17
 
 
@@ -64,7 +64,7 @@ def _check(vector: Vector, change: AddFactors) -> None:
 
 
 def _add_in_one_launch(vector: Vector, change: AddFactors, on_gpus: Sequence[bool]) -> None:
-    """Add one change to the tensors whose kernels take tensors: all that they can at once."""
+    """Add one change to the tensors whose kernels work on tensors, in few launches."""
     jobs: dict[kernels.Kernels, list[FactorJob]] = {}
     copies: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
     for index, parameter in enumerate(vector.parameters):
@@ -88,7 +88,7 @@ def _add_in_one_launch(vector: Vector, change: AddFactors, on_gpus: Sequence[boo
 def _add_to_tensor(
     vector: Vector, index: int, elements: torch.Tensor, changes: Sequence[AddFactors]
 ) -> None:
-    """Add all changes to the elements of one tensor, a piece that stays in the cache at a time."""
+    """Add all changes to one tensor, in pieces that stay in the cache."""
     begin = vector.start_of(vector.parameters[index])
     by_change = [_products(vector, index, change, len(elements)) for change in changes]
     for products in zip(*by_change, strict=True):
@@ -126,16 +126,16 @@ class Product(NamedTuple):
 
 
 def _products(vector: Vector, index: int, change: AddFactors, count: int) -> list[Product]:
-    """Return what is added to the elements of a tensor that are here: whole rows of it.
+    """Return the change of the elements of a tensor that this process has: whole rows.
 
     Args:
         vector: the weights.
         index: the tensor's number.
         change: the step.
-        count: how many elements are here: all of the tensor, or a run of its rows.
+        count: number of elements in this process: the whole tensor, or a run of its rows.
 
     Returns:
-        A product for each matrix that they belong to.
+        A product for each matrix with these elements.
     """
     entry = vector.layout.tensors[index]
     tensor_start = vector.tensor_start(index)

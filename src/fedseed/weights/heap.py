@@ -44,6 +44,6 @@ def map_large() -> None:
 def collect_rarely() -> None:
     """Make Python's garbage collector look at all objects only after millions of new ones.
 
-    The objects of many clients live as long as the run: looking at them is wasted time.
+    The objects of many clients live as long as the run, so that examining them wastes time.
     """
     gc.set_threshold(10_000, 10, 50)

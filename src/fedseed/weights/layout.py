@@ -16,7 +16,7 @@ from typing import Any, Literal
 from fedseed.randomness.matrices import Matrices
 
 BlockRule = Literal["one", "tensor", "packed"] | int
-# how tensors are hashed (`weights.digest` says how)
+# the kinds of digests (see `weights.digest`)
 DigestKind = Literal["blake2b", "blake2b-tree"]
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
@@ -42,7 +42,7 @@ class Layout:
     """Trainable tensors in order, as one vector of length `size`, cut into blocks.
 
     Args:
-        tensors: the entries in the model's order; tied weights stand once.
+        tensors: the entries in the model's order; tied weights once.
         boundaries: L + 1 ascending positions from 0 to the vector's length.
     """
 
@@ -102,10 +102,10 @@ def cut(sizes: Sequence[int], rule: BlockRule) -> tuple[int, ...]:
 
     Args:
         sizes: number of elements of each tensor, in order.
-        rule: "one" block in all; one per "tensor"; "packed": neighbouring tensors share a block of
-            at most 0.9 times the median tensor's size, larger ones stand alone (Ferret's published
-            code; L = 194 for 24-layer LLaMA); or a number L of blocks whose sizes differ by at most
-            one.
+        rule: "one" for a single block; one per "tensor"; "packed": neighbouring tensors share a
+            block of at most 0.9 times the median tensor's size, larger ones stand alone (Ferret's
+            published code; L = 194 for 24-layer LLaMA); or a number L of blocks whose sizes differ
+            by at most one.
 
     Returns:
         L + 1 ascending positions, from 0 to the number of parameters.

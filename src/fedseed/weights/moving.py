@@ -1,6 +1,6 @@
 """Add sums over directions to a vector of weights, with one read and one write of each weight.
 
-Stochastic rounding and rules with running averages, which the kernels lack, go through a buffer of
+Stochastic rounding and rules with running averages are not in all kernels, and use a buffer of
 bounded size.
 """
 
@@ -17,7 +17,7 @@ from fedseed.weights.change import Add, Rounding, Term
 from fedseed.weights.digest import dtype_name
 from fedseed.weights.vector import Prepare, Vector, flat, operand, write_back
 
-# elements worked on at a time where a buffer is needed: bounds it by 16 MiB
+# elements per pass through the buffer, which bounds it by 16 MiB
 PIECE = 1 << 22
 
 
@@ -35,9 +35,9 @@ def move(
         prepare: prepares the sum for each block.
         scale: multiplies the sum; 1 if the prepared steps have scales of their own.
         base: tensors to add the sum to; None: the weights.
-        rounding: rounds stochastically; only where all kernels take tensors.
+        rounding: rounds stochastically; only if all kernels work on tensors.
     """
-    # jobs that one launch does together
+    # jobs of a single launch
     joint_jobs: dict[kernels.Kernels, list[Job]] = {}
     # elements at a time of tensors with gaps in memory
     contiguous_copies: dict[int, torch.Tensor] = {}
@@ -67,7 +67,7 @@ def move(
 def move_steps(vector: Vector, steps: Sequence[Add]) -> None:
     """Take one step after the other in one pass over w.
 
-    Each step rounds in its turn, so the bits are those of separate passes.
+    The result is rounded after each step, so the bits are those of separate passes.
 
     Raises ValueError as `Vector.make_preparer` does; the weights are unchanged then.
     """
@@ -82,7 +82,7 @@ def move_steps(vector: Vector, steps: Sequence[Add]) -> None:
 def write(
     target: torch.Tensor, values: torch.Tensor, rounding: Rounding | None, start: int
 ) -> None:
-    """Write values to a tensor, rounded up or down with odds that make it right on average.
+    """Write values to a tensor, rounded up or down with probabilities that make the mean exact.
 
     Float32 values are written as they are.
 
@@ -148,10 +148,9 @@ def move_scaled(vector: Vector, terms: Sequence[Term], scale: float, moments: Mo
 def move_rebuilt(
     vector: Vector, steps: Sequence[Sequence[Term]], rule: Rule, rounding: Rounding | None
 ) -> None:
-    """Apply the last of some steps with running averages computed from these steps alone.
-
-    Each direction is generated once for each step that remembers it. The memory is that of a few
-    pieces.
+    """Apply the last of several steps, with running averages that are computed from these steps
+    alone. A direction is generated again at each step that remembers it. The memory is that of a
+    few pieces.
     """
     preparers = [vector.make_preparer(terms, 1.0) for terms in steps]
 

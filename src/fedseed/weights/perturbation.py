@@ -2,13 +2,13 @@
 
 While `Perturbation` is active, every torch function that is given one of the space's parameters
 gets a perturbed copy of it instead, made on the fly. The weights are never written, so they can't
-drift, not even where a `forward` casts a module: `module.to(dtype)` assigns what it has cast, here
-a perturbed copy, to `parameter.data` (routers of Switch Transformers and NLLB-MoE). Because the
+drift, even if a `forward` casts a module: `module.to(dtype)` assigns the cast tensor, here a
+perturbed copy, to `parameter.data` (routers of Switch Transformers and NLLB-MoE). Because the
 exchange happens where a parameter is *used*, tied weights, modules that reach for another module's
 weight, norm layers and functional code all see the perturbed value.
 
 The copies cost little: small ones are made once; an embedding gets the rows it looks up; a product
-with a large matrix makes them in the cache, as it goes on (float32 on a CPU).
+with a large matrix makes them in the cache during the computation (float32 on a CPU).
 """
 
 import sys
@@ -29,7 +29,7 @@ from fedseed.weights.change import Term
 from fedseed.weights.digest import dtype_name
 from fedseed.weights.vector import Vector, flat, operand
 
-# functions that ask a tensor about itself, not for its values: no copy is made for them
+# functions that read a tensor's properties, not its values: no copy is made for them
 _ASKS = {
     "size",
     "dim",
@@ -53,12 +53,11 @@ _ASKS = {
     "requires_grad_",
     "register_hook",
 }
-_VIEWS = {"T", "mT", "H", "mH", "data", "real"}  # attributes that hand out values
-SMALL = 1 << 13  # elements of a tensor whose perturbed copy is kept for the next use
-# from this many elements of a matrix on, a product generates the perturbed copy as it computes,
-# where the kernels can
+_VIEWS = {"T", "mT", "H", "mH", "data", "real"}  # attributes that give access to values
+SMALL = 1 << 13  # most elements of a tensor whose perturbed copy is kept for the next use
+# least elements of a matrix whose perturbed copy is generated during a product, if the kernels can
 FUSED = 1 << 18
-# numbers of inputs for which that pays: for others a library's product of a copy is as fast
+# numbers of inputs for which this is faster than a library's product with a copy
 FUSED_INPUTS = range(8, 1025)
 _SHORT_CUTS = (
     torch.nn.MultiheadAttention,
@@ -87,7 +86,7 @@ def exchange_kind(func: Any) -> str:
 
 
 def asks_only(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a call asks tensors about themselves and reads none of their values.
+    """Return whether a call reads only properties of tensors, and none of their values.
 
     `tensor.type()` names a tensor's type; `tensor.type(dtype)` is a cast, which reads values.
     """
@@ -105,14 +104,14 @@ def assigns_data(func: Any) -> bool:
 def exchange(
     value: Any, ours: Container[torch.Tensor], make: Callable[[torch.Tensor], torch.Tensor]
 ) -> Any:
-    """Return a value with the tensors of `ours` in it exchanged.
+    """Return a value in which the tensors of `ours` are exchanged.
 
     Lists, tuples and dictionaries are searched.
 
     Args:
         value: an argument of a torch function.
         ours: the tensors to exchange.
-        make: makes what takes a tensor's place.
+        make: makes the replacement of a tensor.
     """
     if isinstance(value, torch.Tensor):
         return make(value) if value in ours else value
@@ -136,9 +135,8 @@ def can_exchange(model: torch.nn.Module) -> bool:
 
 
 class Perturbation(TorchFunctionMode):
-    """Makes w + scale * direction, tensor by tensor.
-
-    While it is active, torch functions get that instead of w.
+    """Makes w + scale * direction, tensor by tensor, and passes it to torch functions in place of w
+    while it is active.
 
     Args:
         vector: the tensors.
@@ -155,13 +153,14 @@ class Perturbation(TorchFunctionMode):
             term.first,
             np.asarray(term.coefficients, dtype=np.float32),
         )
-        self._prepared: dict[tuple[str, int], Any] = {}  # by kind of device and block
+        # prepared directions, by kind of device and block
+        self._prepared: dict[tuple[str, int], Any] = {}
         # perturbed copies of small tensors, which models use again
         self._small: dict[int, torch.Tensor] = {}
-        self._layer: dict[int, torch.Tensor] = {}  # those of one layer, on a GPU
+        self._layer: dict[int, torch.Tensor] = {}  # perturbed copies of one layer, on a GPU
 
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return the perturbed parameter, which nobody may write to.
+        """Return the perturbed parameter, which must not be written to.
 
         On a GPU one launch makes all tensors of the parameter's layer, which are kept until another
         layer's are needed.
@@ -206,7 +205,7 @@ class Perturbation(TorchFunctionMode):
         return perturbed
 
     def _prepare_on(self, kernel: kernels.Kernels, parameter: torch.Tensor, block: int) -> Any:
-        """Return the direction as the kernels of a parameter's device take it."""
+        """Return the direction in the form for the kernels of a parameter's device."""
         key = parameter.device.type, block
         if key not in self._prepared:
             self._prepared[key] = kernel.prepare(
@@ -246,7 +245,7 @@ class Perturbation(TorchFunctionMode):
         """Leave a parameter as it is where its own perturbed copy is assigned to its `data`, as by
         `module.to` with the dtype that the module has.
 
-        Raises FedseedError for any other values, which the weights would keep.
+        Raises FedseedError for other values, as they would stay in the weights.
         """
         copy = self.whole(parameter)
         if value.dtype == copy.dtype and value.device == copy.device and torch.equal(value, copy):
@@ -255,9 +254,9 @@ class Perturbation(TorchFunctionMode):
         if value.dtype != parameter.dtype:
             what = f"a cast, from {parameter.dtype} to {value.dtype}, of a parameter to itself"
         raise FedseedError(
-            f"the model's forward pass assigns {what}, which a trial of other weights must not "
-            "keep: call the model once before its ParameterSpace is made, so that it has cast what "
-            "it casts, or take a first-order method"
+            f"the model's forward pass assigns {what}, which would change the weights after a "
+            "trial of other weights: call the model once before its ParameterSpace is made, so "
+            "that its casts are done, or take a first-order method"
         )
 
     def _look_up_rows(
@@ -271,7 +270,7 @@ class Perturbation(TorchFunctionMode):
     ) -> torch.Tensor | None:
         """Return the perturbed rows of an embedding for some token ids.
 
-        None: making only these rows is not less work, or not possible.
+        None: making only these rows saves no work, or is not possible.
         """
         if weight not in self.vector or max_norm is not None or input.numel() >= weight.shape[0]:
             return None
@@ -292,7 +291,7 @@ class Perturbation(TorchFunctionMode):
     ) -> torch.Tensor:
         """Return a product with a large perturbed matrix.
 
-        Where the kernels can, the matrix is perturbed in the cache as the product computes.
+        If the kernels can, they perturb the matrix in the cache during the product.
         """
         bias, (rows, columns) = self._exchange(bias), weight.shape
         block, kernel = self.vector.only_block(weight), kernels.current(weight.device.type)
@@ -323,9 +322,9 @@ class Perturbation(TorchFunctionMode):
 def can_stand_in(model: torch.nn.Module, vector: Vector) -> bool:
     """Return whether copies may take the place of all tensors (`in_place_of`), with the same bits.
 
-    They may not where gradients go to the tensors, nor under autocast, which caches its casts of a
-    tensor. Torch's own attention modules take a fast path, with other bits, unless a mode is
-    active. On a GPU the copies need free memory.
+    They may not if the tensors need gradients, or under autocast, which caches its casts of a
+    tensor. Nor with torch's attention modules, which take a fast path with other bits unless a mode
+    is active. On a GPU the copies need free memory.
     """
     if (
         any(isinstance(module, _SHORT_CUTS) for module in model.modules())
@@ -346,8 +345,8 @@ def in_place_of(perturbation: Perturbation) -> Iterator[None]:
     """Inside the block, the parameters' memory is that of perturbed copies.
 
     Functions see the same bits as while the perturbation is active. All copies exist at once, which
-    a small model can afford. Not looking at each function's arguments saves a third of a small
-    model's time.
+    is possible for a small model. It saves a third of the time, as no function's arguments are
+    searched.
     """
     parameters = perturbation.vector.parameters
     saved_data = [p.data for p in parameters]

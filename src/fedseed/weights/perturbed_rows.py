@@ -1,19 +1,18 @@
 """Evaluates each row of a batch at weights of its own: w + scales[i] * direction(directions[i]).
 
 A model's `forward` is mapped over the rows of its inputs (`torch.vmap`): it is written for a batch,
-and what it sees is a batch of one. So nothing has to be guessed about which dimension of which
-tensor inside a model is the batch, and rows can't mix: torch follows the rows through every
-function. Where one of the space's parameters is used, what belongs to a row is handed out. Small
-tensors are made for each row, and so are a convolution's. A matrix is not: its products and
-look-ups are those of `fedseed.weights.row_products`, which take the factors of its directions.
+and gets batches of one. So the batch dimension of tensors inside the model need not be guessed, and
+rows can't mix: torch follows the rows through every function. If a parameter of the space is used,
+the row's version is passed on. Small tensors and a convolution's are made for each row. A matrix is
+not: its products and look-ups are those of `fedseed.weights.row_products`, which take the factors
+of its directions.
 
-What can't be mapped is an error, and so is what would be silently wrong: a parameter that is used
-outside of the model's `forward`, and inputs of which none has a row for each direction.
+A model that can't be mapped is an error, and so are uses that would give wrong results: a parameter
+that is used outside of the model's `forward`, and inputs without a row for each direction.
 `fedseed.weights.row_losses` then takes a pass for each direction.
 
-Keys and values that a model keeps from one call to the next are an object that it changes, and
-`torch.vmap` maps over tensors: such a cache is taken apart into its tensors and put together again,
-a new one each time.
+A model may keep keys and values between calls in an object that it changes, but `torch.vmap` maps
+over tensors. So such a cache is split into its tensors, and rebuilt as a new object at each call.
 """
 
 import sys
@@ -42,11 +41,12 @@ from fedseed.weights.row_products import Agreed, Everywhere, Factors, Row, Unmap
 from fedseed.weights.vector import Vector, check_scale
 
 Move = tuple[int, float]  # (direction, scale)
-MIN_COPY_SIZE = 1 << 20  # numbers that copies of a matrix, one for each row, may have in any case
-_OF_ROWS = "_fedseed_rows"  # marks a model whose forward is another one
+# elements up to which copies of a matrix, one for each row, are always allowed
+MIN_COPY_SIZE = 1 << 20
+_OF_ROWS = "_fedseed_rows"  # marks a model whose forward is replaced
 _TENSOR = object()
 _PLAIN = (bool, int, float, str, type(None))
-# functions that Python reads a value with
+# functions by which Python reads a value
 _READS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "is_nonzero"}
 _EVERYWHERE = (torch.all, torch.Tensor.all)
 _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.Tensor.mm)
@@ -57,13 +57,12 @@ _UNREAD = object()
 
 
 class RowsError(FedseedError):
-    """Rows could not be evaluated at weights of their own."""
+    """The rows can't be evaluated at weights of their own."""
 
 
 def know_caches() -> None:
-    """Register transformers' growing caches with `pytree`, which then flattens them.
-
-    Unless transformers is imported, there are none.
+    """Register transformers' growing caches with `pytree`, so that it flattens them. Nothing is
+    done if transformers is not imported.
     """
     kind = getattr(sys.modules.get("transformers.cache_utils"), "DynamicCache", None)
     if kind is not None and kind not in pytree.SUPPORTED_NODES:
@@ -102,8 +101,8 @@ def moves_of(directions: Sequence[int], scales: float | Sequence[float]) -> list
         row_scales = [float(scale) for scale in scales]
     if not len(directions) or len(row_scales) != len(directions):
         raise ValueError(
-            f"{len(directions)} directions, {len(row_scales)} scales: one of each for every row, "
-            "at least one"
+            f"{len(directions)} directions, {len(row_scales)} scales: one direction and one scale "
+            "is needed for every row, and at least one row"
         )
     for k, scale in zip(directions, row_scales, strict=True):
         check_scale(scale)
@@ -132,10 +131,7 @@ class Rows:
         self.reason: str | None = None
 
     def problem(self, basis: Basis) -> str | None:
-        """Return the reason against weights for each row.
-
-        None: one pass for many directions is worth a try.
-        """
+        """Return the reason why rows can't have their own weights. None: no reason is known."""
         if basis.name != "lowrank":
             return (
                 "rows have weights of their own with lowrank directions, not with "
@@ -174,7 +170,7 @@ class Rows:
             if rows.reason is not None:
                 self.reason = rows.reason
                 warnings.warn(
-                    f"a pass for each direction, not one for all: {rows.reason}", stacklevel=4
+                    f"each direction takes a pass of its own: {rows.reason}", stacklevel=4
                 )
 
 
@@ -183,7 +179,7 @@ class PerturbedRows(TorchFunctionMode):
 
     Elsewhere parameters may not be used.
 
-    What each direction is on a tensor is made when it is first asked for.
+    A direction's factors on a tensor are made at their first use.
 
     Args:
         rows: the model and its space.
@@ -191,7 +187,7 @@ class PerturbedRows(TorchFunctionMode):
         moves: (direction, scale) of each row.
 
     Attributes:
-        calls: how often the model was called.
+        calls: number of calls of the model.
         reason: why the model could not be mapped over rows; None: it could, or was not called.
     """
 
@@ -210,9 +206,9 @@ class PerturbedRows(TorchFunctionMode):
         )
         self._factors: dict[int, Factors] = {}
         self._small: dict[int, torch.Tensor] = {}
-        self._row: Row | None = None  # while the model is called
+        self._row: Row | None = None  # whether the model is being called
         self._whole: dict[int, torch.Tensor] = {}
-        # a mask, and how much of it is true
+        # a mask, and its number of true entries
         self._counted: tuple[torch.Tensor, torch.Tensor] | None = None
         self.calls = 0
         self.reason: str | None = None
@@ -259,7 +255,7 @@ class PerturbedRows(TorchFunctionMode):
             return [output for output in outputs if isinstance(output, torch.Tensor)]
 
         try:
-            with torch.no_grad():  # every row a batch of one
+            with torch.no_grad():  # each row becomes a batch of one
                 row_outputs = torch.vmap(of_row, randomness="different")(
                     self._entries, *(x[:, None] for x in row_inputs.values())
                 )
@@ -291,8 +287,7 @@ class PerturbedRows(TorchFunctionMode):
         if self._row is None:
             raise RowsError(
                 f"{getattr(func, '__name__', func)} used a parameter outside of the model's "
-                "forward, where it is not "
-                "known whose row it works on: call the model itself, or use perturbed, one "
+                "forward, where its row is not known: call the model itself, or use perturbed, one "
                 "direction at a time"
             )
         result = self._special(func, args, kwargs)
@@ -303,7 +298,7 @@ class PerturbedRows(TorchFunctionMode):
         )
 
     def _read_all_rows(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Answer a function that reads values which must be the same for all rows.
+        """Return the result of a function that reads values which must be the same for all rows.
 
         Returns:
             What `func` returns; `_UNREAD` if it is not such a function.
@@ -360,7 +355,7 @@ class PerturbedRows(TorchFunctionMode):
         rows = len(self._entries)
         if rows * parameter.numel() > max(self._vector.layout.size, MIN_COPY_SIZE):
             raise UnmappedError(
-                f"a function wants {rows} copies of a tensor of shape {tuple(parameter.shape)}"
+                f"a function needs {rows} copies of a tensor of shape {tuple(parameter.shape)}"
             )
         left, right, scale = (
             row_products.Pick.apply_rows(table, self._row).float()
@@ -371,7 +366,9 @@ class PerturbedRows(TorchFunctionMode):
         return (parameter.detach().float() + change.view(parameter.shape)).to(parameter.dtype)
 
     def _special(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-        """Return the result of a function that needs no matrix for each row; None: another one."""
+        """Return the result of a function that needs no matrix for each row; None for other
+        functions.
+        """
         if func is functional.linear:
             return self._linear(*args, **kwargs)
         if func is functional.embedding:

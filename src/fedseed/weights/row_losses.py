@@ -1,4 +1,4 @@
-"""Losses of items, each at weights of its own."""
+"""Compute the losses of items, each at weights of its own."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -11,7 +11,7 @@ from fedseed.weights.perturbed_rows import PerturbedRows, RowsError, moves_of
 from fedseed.weights.space import ParameterSpace
 
 Item = TypeVar("Item")
-# enters a context for a batch, given by the item's number for each row
+# returns the context for a batch, from the item's number for each row
 EnterRows = Callable[[Sequence[int]], AbstractContextManager[PerturbedRows]]
 
 
@@ -27,9 +27,9 @@ def row_losses(
 ) -> torch.Tensor:
     """Return the loss of each item at w + scales[i] * direction(directions[i]).
 
-    In one pass with `ParameterSpace.perturbed_rows` where that is possible and `losses` calls the
-    space's model once, with the rows of all items; else in one pass for each direction, to the same
-    losses but for rounding.
+    This takes one pass with `ParameterSpace.perturbed_rows` if that is possible and `losses` calls
+    the space's model once, with the rows of all items. Otherwise it takes a pass for each
+    direction, with the same losses up to rounding.
 
     Args:
         space: the model's.
@@ -42,7 +42,7 @@ def row_losses(
         counts: number of rows that each item has in the model's inputs, in the items' order; None:
             item i has row i.
         evaluate_batches: for `losses` that call the model many times, as in generation: evaluates
-            all items, each batch of them in the context that its argument returns; None where it
+            all items, each batch in the context that its argument returns; returns None if it
             can't.
 
     Returns:
@@ -74,8 +74,8 @@ def row_losses(
                 in_one_pass() if evaluate_batches is None else evaluate_batches(enter_rows)
             )
         except RowsError:
-            # the model can't be mapped, its rows are not the items, or it uses weights outside of
-            # its forward
+            # the model can't be mapped, its rows differ from the items, or it uses weights outside
+            # of its forward
             item_losses = None
         if item_losses is not None:
             return item_losses

@@ -1,12 +1,13 @@
-"""Functions of weights that differ from row to row of a batch, without ever making the weights.
+"""Functions of weights that differ between the rows of a batch, computed without making these
+weights.
 
 Row i has W + s_i sum_j u_ij w_ij^T / sqrt(r), with signs u (left) and w (right). The large product
-is one for the whole batch; what a row adds is of rank r. Each function below is what one row
-computes; `vmap` is how torch computes it for all rows at once (`torch.func`, "Extending torch.func
-with autograd.Function"). Sizes: B rows, r the rank, T tokens.
+is shared by the whole batch, and each row adds a term of rank r. Each function below computes one
+row; its `vmap` computes all rows at once (`torch.func`, "Extending torch.func with
+autograd.Function"). Sizes: B rows, r the rank, T tokens.
 
-Factors come as tables, shape (directions, r, ...), and `row` says which entry of them is the row's;
-each row has one, so a `Row` is always mapped over.
+Factors come as tables, shape (directions, r, ...), and `row` gives the row's entry of them. Each
+row has its own, so a `Row` is always mapped over.
 """
 
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-try:  # torch's own, which another version need not have: `apply` does the same
+try:  # torch's own function, which other versions may lack: `apply` does the same
     from torch._C._functorch import _add_batch_dim, _unwrap_batched
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
@@ -25,7 +26,7 @@ except ImportError:
 
 
 class Factors(NamedTuple):
-    """What a matrix' directions are made of."""
+    """The factors of a matrix' directions."""
 
     left: torch.Tensor  # signs u, shape (directions, r, rows of the matrix), in the matrix' dtype
     right: torch.Tensor  # signs w, shape (directions, r, columns), likewise
@@ -33,9 +34,9 @@ class Factors(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Which entry of the tables is the row's."""
+    """The row's entry of the tables."""
 
-    entry: torch.Tensor  # its index; of all rows, shape (B,)
+    entry: torch.Tensor  # its index; for all rows, shape (B,)
     in_order: bool  # whether the rows have the entries 0, 1, ... of tables of B
 
     def pick(self, table: torch.Tensor) -> torch.Tensor:
@@ -61,9 +62,7 @@ class _Mapped(torch.autograd.Function):
 
 
 class _OfRows(_Mapped):
-    """A function that only knows how to work for all rows at once: a `Row` is always mapped
-    over.
-    """
+    """A function that works only for all rows at once: a `Row` is always mapped over."""
 
     @staticmethod
     def forward(*_: Any) -> torch.Tensor:
@@ -71,7 +70,7 @@ class _OfRows(_Mapped):
 
     @classmethod
     def apply_rows(cls, *args: Any) -> Any:
-        """Call `apply`, by a shorter way where torch has one: the usual way takes as long as a
+        """Call `apply`, in a faster way if torch has one: the overhead of the usual way equals a
         small layer's product.
 
         In tuples, only tensors in a `Row` are mapped over.
@@ -103,7 +102,7 @@ class Linear(_OfRows):
     def vmap(
         info: Any, dims: Any, x: Any, weight: Any, bias: Any, factors: Factors, row: Row
     ) -> tuple[torch.Tensor, int]:
-        """For all rows: y += (x w^T) u, with what is added to y in one pass over it."""
+        """For all rows: y += (x w^T) u, in one pass over y."""
         x = _with_row_dim(x, dims[0], info.batch_size)
         flat = x.reshape(len(x), -1, x.shape[-1])
         inner = (
@@ -121,7 +120,7 @@ class Linear(_OfRows):
             )
         else:
             y = _sum(inner.to(flat.dtype), row_left, row_bias)
-            # adds as it writes: no pass of its own
+            # adds while it writes, without a further pass
             y.view(-1, y.shape[-1]).addmm_(flat.flatten(0, 1), weight.t())
         return y.view(*x.shape[:-1], -1), 0
 
@@ -144,11 +143,11 @@ class Pick(_OfRows):
         entries = row.pick(table)
         return entries.view(
             entries.shape
-        ), 0  # what is returned as it came would not be taken for mapped
+        ), 0  # a result that is the input itself would not count as mapped
 
 
 class Embedding(_OfRows):
-    """Rows of W, shape (m, n), that token ids name."""
+    """The rows of W, shape (m, n), for token ids."""
 
     @staticmethod
     def vmap(
@@ -169,7 +168,7 @@ class Embedding(_OfRows):
 
 
 class Attention(_OfRows):
-    """`scaled_dot_product_attention`, for all rows as one batch: torch would go through them one by
+    """`scaled_dot_product_attention`, for all rows as one batch: torch would compute them one by
     one.
     """
 
@@ -177,7 +176,7 @@ class Attention(_OfRows):
     def vmap(
         info: Any, dims: Any, query: Any, key: Any, value: Any, mask: Any, row: Row, options: Any
     ) -> tuple[torch.Tensor, int]:
-        """For all rows: dimensions 0 and 1 are one."""
+        """For all rows: dimensions 0 and 1 are merged."""
         q, k, v = (
             _with_row_dim(t, d, info.batch_size)
             for t, d in zip((query, key, value), dims[:3], strict=True)
@@ -194,11 +193,9 @@ class Attention(_OfRows):
 
 
 class Everywhere(_Mapped):
-    """`all()` of a mapped tensor, over all rows: what a model that was written for a batch sees of
-    one.
-
-    Models ask so whether a mask leaves out anything, and take a shorter way if not. Were it asked
-    of each row alone, those that are padded and those that are not would go apart.
+    """`all()` of a mapped tensor, over all rows, as for a batch. Models test in this way whether a
+    mask is needed, and skip it if not. If each row were tested alone, padded and other rows would
+    take different paths.
     """
 
     @staticmethod
@@ -211,7 +208,7 @@ class Everywhere(_Mapped):
 
 
 class Agreed(_Mapped):
-    """A value that all rows agree on, as Python reads it from a tensor."""
+    """A value that Python reads from a tensor, and that must be equal for all rows."""
 
     @staticmethod
     def forward(value: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ from fedseed.weights.layout import BlockRule, DigestKind, Layout
 from fedseed.weights.space import ParameterSpace
 from fedseed.weights.vector import Vector
 
-# the other processes wait for the next task, however long a client has none
+# seconds that the other processes wait for the next task of a client
 PATIENCE = timedelta(days=365)
 
 
@@ -39,7 +39,7 @@ def shard(model: torch.nn.Module, local: int) -> None:
         model: a whole model of transformers, on the CPU.
         local: this process' number on its machine.
     """
-    # otherwise gathered layers leave holes in the heap as large as all layers together
+    # otherwise gathered layers fragment the heap, by as much as all layers together
     map_large()
     gpu = torch.cuda.is_available()
     if gpu:
@@ -56,7 +56,7 @@ def shard(model: torch.nn.Module, local: int) -> None:
 
 
 class _OwnRun:
-    """Takes this process' run of its own gradients, in place of a sum over processes.
+    """Keeps this process' run of the gradients, in place of a sum over processes.
 
     All processes have equal gradients.
     """

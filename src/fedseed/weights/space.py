@@ -35,16 +35,16 @@ from fedseed.weights.perturbed_rows import PerturbedRows, Rows, moves_of
 from fedseed.weights.stored import StoredBase, open_base
 from fedseed.weights.vector import Vector, flat, move_entries
 
-# weights of fewer bytes are copied where a base is kept: reading files would spare next to nothing
+# to keep a base, weights of fewer bytes are copied: reading files would save almost no memory
 LARGE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class SavedWeights:
-    """A copy of the weights, and of what steps keep besides them."""
+    """A copy of the weights, and of the steps' running averages."""
 
     tensors: Sequence[torch.Tensor]
-    moments: Moments | None  # of steps by momentum or Adam
+    moments: Moments | None  # running averages of momentum or Adam
 
 
 def copy_moments(moments: Moments) -> Moments:
@@ -64,7 +64,7 @@ class ParameterSpace:
 
     Raises:
         ValueError: nothing is trainable, a dtype is not float32, bfloat16 or float16, the block
-            rule is wrong, or the model is quantised and nobody chose what of it trains.
+            rule is wrong, or the model is quantised and its trainable parameters were not chosen.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class ParameterSpace:
         self._last_rebuild: Rebuild | None = None
         # whether the weights differ from the base and from the last rebuild
         self._has_moved = False
-        # the steps that have led from the base to the weights, where `follow_steps` was called;
-        # None: they are not known
+        # the steps from the base to the weights, if `follow_steps` was called; None: they are not
+        # known
         self._steps: list[Add] | None = None
         self._moments: Moments | None = None
         self.rows = Rows(model, self.vector)
@@ -116,7 +116,7 @@ class ParameterSpace:
             ValueError: a coefficient or the scale is not finite, the number of arrays is not that
                 of the blocks, the bytes to replace the weights have another length, or there is no
                 base to rebuild from; the weights are unchanged then.
-            TypeError: the argument is no change.
+            TypeError: the argument is not a change.
         """
         match change:
             case Add(terms, scale, None):
@@ -144,7 +144,7 @@ class ParameterSpace:
     def apply_adds(self, changes: Sequence[Add]) -> None:
         """Apply several `Add`s that round to nearest, in one pass over w.
 
-        Each rounds in its turn, so the bits are those of separate passes.
+        The result is rounded after each, so the bits are those of separate passes.
 
         Raises ValueError as `apply` does; the weights are unchanged then.
         """
@@ -157,7 +157,7 @@ class ParameterSpace:
         self._has_moved = True
 
     def apply_factors(self, changes: Sequence[AddFactors]) -> None:
-        """Apply several `AddFactors` in one pass over w: the bits of one after the other.
+        """Apply several `AddFactors` in one pass over w, with the bits of separate passes.
 
         Raises ValueError as `apply` does; the weights are unchanged then.
         """
@@ -182,7 +182,7 @@ class ParameterSpace:
         base = self._require_base("Rebuild")
         prepare = self.vector.make_preparer(change.terms, change.scale)
         if isinstance(base, StoredBase):
-            # the files' bits go into the weights, where the sum is added to them
+            # the files' bits are read into the weights, and the sum is added there
             self._has_moved = True
             base.restore()
             moving.move(self.vector, prepare, change.scale)
@@ -195,7 +195,7 @@ class ParameterSpace:
             return
         self.vector.make_preparer(
             change.terms, 1.0
-        )  # what can't be is refused before the step counts
+        )  # changes that are not possible are refused before the step counts
         rule = change.rule
         if change.past is not None:
             moving.move_rebuilt(self.vector, [*change.past, change.terms], rule, change.rounding)
@@ -211,7 +211,7 @@ class ParameterSpace:
         device = self.vector.devices[0]
         if rule.kind == "hiso":
             self.rows.reason = (
-                "hiso divides directions entry by entry: no products of low rank are left"
+                "hiso divides directions entry by entry, so that they no longer have a low rank"
             )
             return Moments(
                 rule, torch.zeros(0, device=device), torch.ones(self.size, device=device)
@@ -259,17 +259,16 @@ class ParameterSpace:
     def keep_base(
         self, files: Sequence[Path] = (), often: bool = False, least_bytes: int | None = None
     ) -> None:
-        """Keep the weights as they are: what `Rebuild` starts from.
-
-        They are copied, or read from files each time they are needed, to the same bits.
+        """Keep the current weights as the base of `Rebuild`. They are copied, or read from files
+        when they are needed, with the same bits.
 
         Args:
             files: safetensors files that the weights came from. Tensors that a file has bit for bit
-                are read from there; of the others copies are kept.
-            often: the weights are rebuilt at every step. On a GPU a step takes less time than a
-                reading, so that a copy is kept there.
-            least_bytes: weights of fewer bytes are copied in any case, as that takes next to
-                nothing; None: `LARGE_BYTES`.
+                are read from it; the others are copied.
+            often: the weights are rebuilt at every step. On a GPU a copy is kept then, as reading
+                takes longer than a step.
+            least_bytes: weights of fewer bytes are always copied, as that takes little memory;
+                None: `LARGE_BYTES`.
         """
         stored = None
         on_cpu = all(device.type == "cpu" for device in self.devices)
@@ -280,7 +279,7 @@ class ParameterSpace:
         self._last_rebuild, self._has_moved = None, False
 
     def _is_large(self, least_bytes: int | None) -> bool:
-        """Return whether the weights have so many bytes; None: `LARGE_BYTES`."""
+        """Return whether the weights have at least this number of bytes; None: `LARGE_BYTES`."""
         return self.layout.dense_bytes >= (LARGE_BYTES if least_bytes is None else least_bytes)
 
     def _aliases(self) -> dict[str, list[str]]:
@@ -300,18 +299,17 @@ class ParameterSpace:
         return sum(copy.nbytes for copy in self._base)
 
     def follow_steps(self, files: Sequence[Path], least_bytes: int | None = None) -> bool:
-        """Note the steps from here on, so that `way_back` can take them again from the base.
-
-        The weights are the base now. Nothing is copied; each way back costs the directions of all
-        steps so far.
+        """Record the steps from now on, so that `way_back` can repeat them from the base. The
+        weights must be the base now. Nothing is copied; each way back generates the directions of
+        all steps so far.
 
         Args:
             files: safetensors files that the weights came from.
-            least_bytes: of weights of fewer bytes no steps are noted, as a copy takes next to
-                nothing; None: `LARGE_BYTES`.
+            least_bytes: for weights of fewer bytes no steps are recorded, as a copy takes little
+                memory; None: `LARGE_BYTES`.
 
         Returns:
-            Whether steps are noted: only where the files have all weights, bit for bit.
+            Whether steps are recorded: only if the files have all weights, bit for bit.
         """
         stored = None
         if self._is_large(least_bytes):
@@ -322,7 +320,7 @@ class ParameterSpace:
         return True
 
     def _note_steps(self, changes: Sequence[Change]) -> None:
-        """Note changes of the weights, if they are steps that can be taken again."""
+        """Record changes of the weights, if they are steps that can be repeated."""
         if self._steps is None:
             return
         adds = [change for change in changes if isinstance(change, Add)]
@@ -370,8 +368,8 @@ class ParameterSpace:
     def way_back(self) -> Callable[[], None] | None:
         """Return a function that undoes later changes of the weights without a copy of them.
 
-        It rebuilds the weights, so they must be the base or rebuilt from it now, or the steps from
-        the base noted (`follow_steps`). None: only a copy could undo changes.
+        It rebuilds the weights. So they must be the base or a rebuild now, or the steps from the
+        base must be recorded (`follow_steps`). None: only a copy could undo changes.
         """
         if self._steps is not None:
             return self._retake_steps
@@ -451,8 +449,8 @@ class ParameterSpace:
             basis: where the direction comes from.
             k: the direction's index.
             scale: how far to move along it.
-            often: the model is called many times inside, as in generation: the direction is made
-                once, and the weights are changed and put back from a copy in any case.
+            often: whether the model is called many times inside, as in generation. Then the
+                direction is made once, and the weights are changed and restored from a copy.
         """
         term, moments = Term(basis, np.ones(1, dtype=np.float32), k), self._moments
         curvature = moments if moments is not None and moments.rule.kind == "hiso" else None
@@ -517,7 +515,7 @@ class ParameterSpace:
 
     def restore(self, saved: Iterable[torch.Tensor]) -> None:
         """Put back what `snapshot` returned."""
-        # the saved tensors need be neither the base nor a rebuild
+        # the saved tensors may be other ones than the base or a rebuild
         self._has_moved, self._steps = True, None
         with torch.no_grad():
             for p, s in zip(self.parameters, saved, strict=True):

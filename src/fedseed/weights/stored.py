@@ -1,5 +1,5 @@
-"""The base's weights in its safetensors files: they are read from there, piece by piece, whenever
-weights are rebuilt, so that no copy of the base is kept in memory.
+"""Read the base's weights from its safetensors files, piece by piece, when weights are rebuilt, so
+that no copy of the base is kept in memory.
 
 A piece is read into the weights themselves where the file has their dtype, else into a buffer of a
 few megabytes. Reads go through the system's page cache, which is not memory of this process: files
@@ -30,7 +30,7 @@ DTYPES = {
 }
 # bytes of a file that are read at a time
 PIECE_BYTES = 4 << 20
-# of a header: safetensors itself reads no longer ones
+# most bytes of a header: safetensors itself refuses longer ones
 MOST_HEADER_BYTES = 100_000_000
 
 
@@ -88,17 +88,19 @@ class _File:
                     f"{self.path}: the base's file can't be read: {error.strerror or error}"
                 ) from error
             if not count:
-                raise FedseedError(f"{self.path}: the base's file ends too early: get it anew")
+                raise FedseedError(
+                    f"{self.path}: the base's file ends too early: download it again"
+                )
             done += count
 
 
 class _Place(NamedTuple):
-    """Where a file has a tensor."""
+    """The place of a tensor in a file."""
 
     file: _File
     dtype: torch.dtype
     shape: tuple[int, ...]
-    offset: int  # of the first byte, counted after the header
+    offset: int  # position of the first byte, counted after the header
 
 
 @dataclass
@@ -109,8 +111,8 @@ class StoredBase:
     """
 
     vector: Vector
-    places: Mapping[int, _Place]  # by the tensor's number
-    copies: Mapping[int, torch.Tensor]  # of the others
+    places: Mapping[int, _Place]  # places, by the tensor's number
+    copies: Mapping[int, torch.Tensor]  # copies of the other tensors
 
     @property
     def copied_bytes(self) -> int:
@@ -141,7 +143,7 @@ class StoredBase:
             write_back(p, elements)
 
     def _first(self, index: int) -> int:
-        """Return the first of a whole tensor's elements that this process has."""
+        """Return the index, in the whole tensor, of the first element in this process."""
         return self.vector.start_of(self.vector.parameters[index]) - self.vector.tensor_start(index)
 
     def _pieces(self, index: int, place: _Place) -> Iterator[tuple[int, torch.Tensor]]:
@@ -160,7 +162,9 @@ class StoredBase:
             yield lo, values
 
     def has(self, index: int, place: _Place) -> bool:
-        """Return whether a tensor has the bits of a file's, once these are in its dtype."""
+        """Return whether a tensor is equal to a file's tensor after a cast to its dtype, bit for
+        bit.
+        """
         p = self.vector.parameters[index]
         elements = flat(p)
         for lo, values in self._pieces(index, place):
@@ -174,7 +178,8 @@ class StoredBase:
 def open_base(
     vector: Vector, layout: Layout, aliases: Mapping[str, Sequence[str]], files: Sequence[Path]
 ) -> StoredBase | None:
-    """Return the base in its files, where these have the weights as they are now, bit for bit.
+    """Return a base that is read from files, for the tensors that the files have bit for bit as
+    they are now.
 
     Args:
         vector: the weights, which are the base.
@@ -183,7 +188,7 @@ def open_base(
         files: safetensors files, which together have the base or a part of it.
 
     Returns:
-        None if no tensor is in the files: they are those of another model, or can't be read.
+        None if no tensor is in the files: they belong to another model, or can't be read.
     """
     if sys.byteorder != "little":
         return None
@@ -191,7 +196,7 @@ def open_base(
     for path in files:
         try:
             opened.append(_File(path))
-        except (OSError, ValueError):  # of a file that can't be read, copies are kept
+        except (OSError, ValueError):  # if a file can't be read, copies are kept
             continue
     by_name = _places_by_name(opened)
     places: dict[int, _Place] = {}

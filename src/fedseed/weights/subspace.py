@@ -4,12 +4,11 @@ Yang, Wu, Guo, Sun, Gong: "Federated K-Seed Random Subspace Optimization", INFOC
 
 On a matrix W of m rows and n columns a subspace of rank r is spanned by the r rows of a matrix P,
 as long as the matrix' longer side. Its entries are signs over the root of r, drawn from the shared
-stream by the subspace's seed, so that E[P^T P] = I. A change of W is B P, or (B P)^T where the
-rows are the longer side; B has as many rows as the shorter side, and is all that is trained and
-sent. With K subspaces there are K matrices P and B; they stand one after the other, K r columns of
-B in all.
+stream by the subspace's seed, so that E[P^T P] = I. A change of W is B P, or (B P)^T where the rows
+are the longer side; B has as many rows as the shorter side; only B is trained and sent. With K
+subspaces there are K matrices P and B. They are concatenated, so that B has K r columns.
 
-Free of torch: the coordinator, which holds no model, counts and combines the entries of B.
+It needs no torch: the coordinator, which has no model, counts and combines the entries of B.
 """
 
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ LEAST_COLUMNS_OF_STACK = 64
 
 
 class MatrixView(NamedTuple):
-    """How a tensor is seen: `stack` matrices of `rows` times `columns` numbers."""
+    """A tensor as `stack` matrices of `rows` times `columns` numbers."""
 
     stack: int
     rows: int

@@ -39,7 +39,7 @@ class Vector:
         self._scratch = torch.empty(0, device="cpu")
         self._operands: dict[int, tuple[int, bool, Any]] = {}
 
-    # how many processes hold a part of the vector
+    # number of processes that hold parts of the vector
     processes = 1
 
     def gather(self, value: Any) -> list[Any]:
@@ -76,7 +76,7 @@ class Vector:
     def layers(self) -> dict[int, list[torch.Tensor]]:
         """Return, by a tensor's id, the tensors of the same layer on the same device.
 
-        Tensors are of one layer if their names have the same prefix up to the first number.
+        Tensors belong to one layer if their names are equal up to the first number.
         """
         layers: dict[tuple[str, torch.device], list[torch.Tensor]] = {}
         layer_of = {}
@@ -158,7 +158,9 @@ class Vector:
         check_scale(scale)
         names = sorted({t.basis.name for t in terms})
         if len(names) > 1:
-            raise ValueError(f"a sum of {' and '.join(names)} directions: make a change of each")
+            raise ValueError(
+                f"a sum has {' and '.join(names)} directions: make a change for each basis"
+            )
         matrices = self.layout.matrices
         by_term = [
             (t.basis.spec_on(matrices), t.first, self.per_block(t.coefficients)) for t in terms

@@ -19,7 +19,7 @@ from fedseed_papers.audits.inputs import (
 )
 from fedseed_papers.audits.inputs_page import audit, interval
 from fedseed_papers.audits.spans import (
-    Seen,
+    LayerGradient,
     pick_by_pursuit,
     pick_by_span,
     rank_share,
@@ -40,8 +40,8 @@ def seen(noise=0.0, project=None, projection=1, inputs=TRUE):
     if project is not None:
         signs = np.random.default_rng(projection)
         directions = signs.choice([-1.0, 1.0], size=(project, WIDTH)) / np.sqrt(project)
-        return Seen(gradient @ directions.T, vocabulary @ directions.T)
-    return Seen(gradient, vocabulary)
+        return LayerGradient(gradient @ directions.T, vocabulary @ directions.T)
+    return LayerGradient(gradient, vocabulary)
 
 
 def test_an_exact_gradient_gives_its_inputs_away_to_both_attacks():

@@ -1,4 +1,4 @@
-"""An example of a package that adds to fedseed without touching it.
+"""An example of a package that adds to fedseed without changing it.
 
-Pyproject.toml says what it adds.
+Its pyproject.toml lists what it adds.
 """

@@ -1,4 +1,4 @@
-"""The mean of the middle of each coordinate: the trimmed mean, by a fraction of the clients.
+"""The trimmed mean: the mean of each coordinate's middle values.
 
 Yin, Chen, Ramchandran, Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal
 Statistical Rates", 2018,
@@ -31,7 +31,8 @@ class CentralMean(AggregationRule):
     def combine(
         self, vectors: Sequence[NDArray[np.float64]], weights: Sequence[float]
     ) -> NDArray[np.float64]:
-        """The mean of what is left of each coordinate."""
+        """Return the mean of each coordinate without its extreme values, shape (length,)."""
         ordered = np.sort(np.stack(vectors), axis=0)
-        out = int(self.trim * len(vectors))
-        return np.asarray(ordered[out : len(vectors) - out].mean(axis=0), dtype=np.float64)
+        trimmed = int(self.trim * len(vectors))
+        middle = ordered[trimmed : len(vectors) - trimmed]
+        return np.asarray(middle.mean(axis=0), dtype=np.float64)

@@ -4,8 +4,13 @@ from collections.abc import Sequence
 
 
 def first_word(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    """How many answers begin with the right word, in percent."""
-    found = 0
-    for said, rights in zip(predictions, answers, strict=True):
-        found += said.split()[:1] in [right.split()[:1] for right in rights]
-    return 100.0 * found / len(predictions)
+    """Return the percentage of answers that begin with the right word.
+
+    Args:
+        predictions: the generated texts.
+        answers: the right answers to each.
+    """
+    right = 0
+    for text, expected in zip(predictions, answers, strict=True):
+        right += text.split()[:1] in [answer.split()[:1] for answer in expected]
+    return 100.0 * right / len(predictions)

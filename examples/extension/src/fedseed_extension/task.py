@@ -1,4 +1,4 @@
-"""Sums of two numbers: each client holds those that begin with a number of its own."""
+"""Sums of two numbers. Each client has sums that begin with its own number."""
 
 from random import Random
 from typing import ClassVar, Literal
@@ -13,20 +13,20 @@ class Sums(Task):
     """The task's settings.
 
     Args:
-        clients: how many; client i holds sums that begin with i + 1.
-        examples: of each client.
-        evaluation: held-out sums, of all clients' kinds.
+        clients: the number of clients; client i has sums that begin with i + 1.
+        examples: the number of examples of each client.
+        evaluation: the number of held-out sums that begin with each client's number.
     """
 
     name: Literal["sums"] = "sums"
-    about: ClassVar[str] = "sums of two numbers; each client's begin with a number of its own"
+    about: ClassVar[str] = "sums of two numbers; each client's begin with its own number"
 
     clients: PositiveInt = 4
     examples: PositiveInt = 40
     evaluation: PositiveInt = 10
 
     def load(self) -> TaskData:
-        """The same sums on every call."""
+        """Return the clients' examples and the held-out ones, the same on every call."""
         random = Random(7)
 
         def sums(first: int, count: int) -> list[Example]:

@@ -1,4 +1,4 @@
-"""A tracker that writes what it is told to a file, an object a line."""
+"""A tracker that writes a file with one JSON object a line."""
 
 import json
 from collections.abc import Mapping
@@ -25,18 +25,18 @@ class JSONLines(Tracker):
     _path: Path = PrivateAttr()
 
     def start(self, run: Start) -> None:
-        """Note the run; of one that is resumed the earlier lines are there already."""
+        """Write a line about the run. A resumed run's earlier lines are already in the file."""
         self._path = Path(self.path) if run.folder is None else run.folder / self.path
         self._write(
             "start", {"method": run.method, "rounds": run.rounds, "earlier": len(run.earlier)}
         )
 
     def metrics(self, line: Mapping[str, Any]) -> None:
-        """Note a line of metrics."""
+        """Write a line of metrics."""
         self._write("metrics", line)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Note the end."""
+        """Write the final metrics."""
         self._write("finish", {"final": summary["final"]})
 
     def _write(self, event: str, content: Mapping[str, Any]) -> None:

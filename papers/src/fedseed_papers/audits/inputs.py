@@ -34,7 +34,7 @@ from fedseed_papers.audits.inverting import last_layer
 from fedseed_papers.audits.reconstruct import PixelLayer
 from fedseed_papers.audits.spans import (
     Array,
-    Seen,
+    LayerGradient,
     pick_by_pursuit,
     pick_by_span,
     rank_share,
@@ -196,9 +196,9 @@ def find_inputs(recipe: Recipe, attacked: Attacked, say: Say = lambda text: None
     size = 0
     for seed in attacked.seeds:
         order = np.random.default_rng(seed).permutation(len(target.examples))[:needed]
-        drawn = [target.examples[number] for number in order]
+        sampled_examples = [target.examples[number] for number in order]
         step = attacked.examples
-        clients = [drawn[start : start + step] for start in range(0, needed, step)]
+        clients = [sampled_examples[start : start + step] for start in range(0, needed, step)]
         for kind, setting in _messages(attacked):
             batch = _Messages(target, clients, kind, setting, seed)
             size = batch.worker.space.size
@@ -216,15 +216,15 @@ def find_inputs(recipe: Recipe, attacked: Attacked, say: Say = lambda text: None
 
 def _messages(attacked: Attacked) -> list[tuple[str, int]]:
     """Return kinds of messages with their settings."""
-    found = []
+    messages = []
     for kind in attacked.kinds:
         settings: Sequence[int] = [0]
         if kind in COUNTED:
             settings = attacked.counts
         elif kind in RANKED:
             settings = attacked.ranks
-        found += [(kind, setting) for setting in settings]
-    return found
+        messages += [(kind, setting) for setting in settings]
+    return messages
 
 
 def settings_for(kind: str, setting: int, examples: int) -> Method:
@@ -272,7 +272,9 @@ class _Messages:
         method = settings_for(kind, setting, examples)
         self.worker = Worker(target.model, method, target.objective, seed)
         self.layout = self.worker.space.layout
-        self.inputs = [set().union(*map(target.inputs_of, own)) for own in clients]
+        self.inputs = [
+            set().union(*map(target.inputs_of, client_examples)) for client_examples in clients
+        ]
         self.messages, self.vectors = self._answers(clients)
         # what is in every candidate's examples: a template's words
         self.common = set.intersection(*self.inputs)
@@ -290,24 +292,24 @@ class _Messages:
         coordinator = self._coordinator(len(clients))
         method, state = self.worker.method, coordinator.state
         context = DecodeContext(method, state, "update", 1)
-        found, vectors = [], []
-        for number, own in enumerate(clients):
-            items = self.target.objective.prepare(own)
+        messages, vectors = [], []
+        for number, client_examples in enumerate(clients):
+            items = self.target.objective.prepare(client_examples)
             answer = self.worker.train(coordinator.plan(number), number, items)
             if answer.message is None:
                 raise RecipeError(f"audit inputs: a client sends nothing: {answer.reason}")
             update = method.decode_update(state, 1, Message.decode(answer.message).payload)
-            found.append(answer.message)
+            messages.append(answer.message)
             vectors.append(np.asarray(update.vector(context), dtype=np.float64))
-        return found, vectors
+        return messages, vectors
 
     def attempt(self, clients: int) -> Attempt:
         """Attack the message of the first client, or the sum of the first clients."""
-        layers = self._seen(clients)
-        wanted = set().union(*self.inputs[:clients]) - self.common
+        layers = self._read_layers(clients)
+        targets = set().union(*self.inputs[:clients]) - self.common
         allowed = sorted(set(range(len(self.target.vocabulary))) - self.common)
-        count = len(wanted)
-        picked = pick_by_pursuit(layers, count, allowed, sorted(self.common))
+        count = len(targets)
+        candidates = pick_by_pursuit(layers, count, allowed, sorted(self.common))
         outsider = self.inputs[-1] - self.common
         total = np.mean(self.vectors[:clients], axis=0)
         likeness = [similarity(vector, total) for vector in self.vectors]
@@ -319,10 +321,10 @@ class _Messages:
             clients,
             self.seed,
             count,
-            _share(pick_by_span(layers, count, allowed), wanted),
-            _share(picked, wanted),
+            _hit_share(pick_by_span(layers, count, allowed), targets),
+            _hit_share(candidates, targets),
             count / len(allowed),
-            _share(picked, outsider - wanted),
+            _hit_share(candidates, outsider - targets),
             rank_share(likeness[:clients], likeness[clients:]),
             self._error(clients),
         )
@@ -343,37 +345,39 @@ class _Messages:
         space.apply(method.change(coordinator.state, step))
         return -np.concatenate([p.detach().double().reshape(-1).numpy() for p in space.parameters])
 
-    def _seen(self, clients: int) -> list[Seen]:
+    def _read_layers(self, clients: int) -> list[LayerGradient]:
+        """Return the rows that the step gives of each first matrix, with the candidate inputs."""
         change = self._change(clients)
         method, state = self.worker.method, self.worker.state
-        drawn: RandomSubspace | None = None
+        subspace: RandomSubspace | None = None
         if isinstance(method, Subspace):
-            drawn = state.subspace(method.subspace_seed(state, 1))
-        seen, start = [], 0
+            subspace = state.subspace(method.subspace_seed(state, 1))
+        layers, start = [], 0
         for entry in self.layout.tensors:
             rows = change[start : start + entry.size]
             begin, start = start, start + entry.size
             if entry.name not in self.target.layers:
                 continue
             matrix, inputs = rows.reshape(entry.shape), self.target.vocabulary
-            if drawn is not None:
+            if subspace is not None:
                 shape = matrices_of(entry.shape)
-                if not drawn.is_whole(entry.shape) and not shape.rows_are_longer:
+                if not subspace.is_whole(entry.shape) and not shape.rows_are_longer:
                     # B = (B P) P^+, and a candidate looks like P x in it
-                    signs = drawn.signs(begin, shape.longer).astype(np.float64) * drawn.sign_scale
+                    signs = subspace.signs(begin, shape.longer).astype(np.float64)
+                    signs *= subspace.sign_scale
                     matrix, inputs = matrix @ np.linalg.pinv(signs), inputs @ signs.T
-            seen.append(Seen(matrix, inputs))
-        return seen
+            layers.append(LayerGradient(matrix, inputs))
+        return layers
 
     def _error(self, clients: int) -> float | None:
         """Return how far the softmax layer's input, in closed form, is from the first picture."""
         layer = last_layer(self.layout)
         if layer is None or not isinstance(self.target.objective, Images):
             return None
-        _, found = layer.opened(self._change(clients))
+        _, picture = layer.opened(self._change(clients))
         (first,) = sorted(self.inputs[0])[:1]
         truth, mean = self.target.vocabulary[first], self.target.vocabulary.mean(axis=0)
-        return float(np.linalg.norm(found - truth) / np.linalg.norm(mean - truth))
+        return float(np.linalg.norm(picture - truth) / np.linalg.norm(mean - truth))
 
 
 class _Bare(torch.nn.Module):
@@ -386,17 +390,19 @@ class _Bare(torch.nn.Module):
         )
 
 
-def _share(picked: Sequence[int], wanted: set[int]) -> float:
-    """Return how many of those wanted were picked, as a share; 0 if none is wanted."""
-    return len(wanted.intersection(picked)) / len(wanted) if wanted else 0.0
+def _hit_share(candidates: Sequence[int], targets: set[int]) -> float:
+    """Return the share of the targets that are among the candidates; 0 if there is no target."""
+    if not targets:
+        return 0.0
+    return len(targets.intersection(candidates)) / len(targets)
 
 
 def _of_pictures(
     recipe: Recipe, objective: Images, examples: Sequence[Picture], classes: int
 ) -> Target:
     """Return one softmax layer on the pixels, whose inputs are the pictures themselves."""
-    drawn = np.random.default_rng(recipe.seed).permutation(len(examples))[:PICTURES]
-    candidates = [examples[number] for number in drawn]
+    order = np.random.default_rng(recipe.seed).permutation(len(examples))[:PICTURES]
+    candidates = [examples[number] for number in order]
     values = objective.pixel_values(candidates)
     number_of = {id(picture): number for number, picture in enumerate(candidates)}
     model = PixelLayer(values[0].numel(), classes, recipe.seed)
@@ -464,13 +470,13 @@ def first_inputs(model: torch.nn.Module, tokens: int) -> tuple[Array, list[str]]
     finally:
         for hook in hooks:
             hook.remove()
-    found = [
+    layers = [
         name
         for name, values in inputs.items()
         if values.ndim == 3
         and all(torch.allclose(row[1], values[-1, 0], atol=1e-5) for row in behind[name])
         and torch.equal(values, inputs[next(iter(inputs))])
     ]
-    if not found:
+    if not layers:
         return np.zeros((tokens, 0)), []
-    return inputs[found[0]][:, 0].double().numpy(), [f"{name}.weight" for name in found]
+    return inputs[layers[0]][:, 0].double().numpy(), [f"{name}.weight" for name in layers]

@@ -60,10 +60,10 @@ def p_by_chance(attempts: Sequence[Attempt], attack: str) -> float:
         attempts: on one kind of message.
         attack: "span" or "pursuit".
     """
-    found = sum(round(getattr(attempt, attack) * attempt.wanted) for attempt in attempts)
-    wanted = sum(attempt.wanted for attempt in attempts)
-    chance = sum(attempt.chance * attempt.wanted for attempt in attempts) / max(1, wanted)
-    return float(binom.sf(found - 1, wanted, chance))
+    hits = sum(round(getattr(attempt, attack) * attempt.wanted) for attempt in attempts)
+    targets = sum(attempt.wanted for attempt in attempts)
+    chance = sum(attempt.chance * attempt.wanted for attempt in attempts) / max(1, targets)
+    return float(binom.sf(hits - 1, targets, chance))
 
 
 def best_of(attempts: Sequence[Attempt]) -> tuple[str, float]:
@@ -72,53 +72,53 @@ def best_of(attempts: Sequence[Attempt]) -> tuple[str, float]:
     return best, min(1.0, 2 * p_by_chance(attempts, best))
 
 
-def numbers(found: Found) -> dict[str, Any]:
+def numbers(result: Found) -> dict[str, Any]:
     """Return what audit.json holds of this."""
     return {
-        "parameters": found.size,
-        "vocabulary": found.vocabulary,
-        "layers": list(found.layers),
-        "attempts": [asdict(attempt) for attempt in found.attempts],
+        "parameters": result.size,
+        "vocabulary": result.vocabulary,
+        "layers": list(result.layers),
+        "attempts": [asdict(attempt) for attempt in result.attempts],
     }
 
 
-def attempts_csv(found: Found) -> str:
+def attempts_csv(result: Found) -> str:
     """Return every attempt, a line each."""
     text_buffer = io.StringIO()
     names = [field.name for field in fields(Attempt)]
     writer = csv.DictWriter(text_buffer, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(asdict(attempt) for attempt in found.attempts)
+    writer.writerows(asdict(attempt) for attempt in result.attempts)
     return text_buffer.getvalue()
 
 
-def audit(found: Found, name: str, facts: Mapping[str, str]) -> Audit:
+def audit(result: Found, name: str, facts: Mapping[str, str]) -> Audit:
     """Return the page's content.
 
     Args:
-        found: what came of it.
+        result: the attempts on all messages.
         name: of the recipe.
         facts: where the numbers come from.
     """
-    inputs = "pictures" if found.of_pictures else "tokens"
-    seeds = len({attempt.seed for attempt in found.attempts})
+    inputs = "pictures" if result.of_pictures else "tokens"
+    seeds = len({attempt.seed for attempt in result.attempts})
     return Audit(
         "inputs",
         f"Inputs from messages: {name}",
         f"Clients answer the first plan; the attack reads what their messages say of the gradient "
-        f"of {', '.join(found.layers)}, and asks which of {found.vocabulary:,} {inputs} were the "
-        f"inputs. {found.size:,} parameters train; {plural(seeds, 'seed')}.",
-        [_answer(found, group) for group in _groups(found)],
-        sheets=[_table(found)],
+        f"of {', '.join(result.layers)}, and asks which of {result.vocabulary:,} {inputs} were the "
+        f"inputs. {result.size:,} parameters train; {plural(seeds, 'seed')}.",
+        [_answer(result, group) for group in _groups(result)],
+        sheets=[_table(result)],
         limits=LIMITS,
-        facts={"parameters that train": f"{found.size:,}", **facts},
+        facts={"parameters that train": f"{result.size:,}", **facts},
     )
 
 
-def _groups(found: Found) -> list[list[Attempt]]:
+def _groups(result: Found) -> list[list[Attempt]]:
     """Return the attempts of each kind, setting and number of clients."""
-    keys = dict.fromkeys((a.kind, a.setting, a.clients) for a in found.attempts)
-    return [found.attempts_of(*key) for key in keys]
+    keys = dict.fromkeys((a.kind, a.setting, a.clients) for a in result.attempts)
+    return [result.attempts_of(*key) for key in keys]
 
 
 def _describe(first: Attempt) -> str:
@@ -129,15 +129,14 @@ def _describe(first: Attempt) -> str:
     return f"{described}, a sum of {first.clients} clients"
 
 
-def _answer(found: Found, attempts: Sequence[Attempt]) -> Answer:
+def _answer(result: Found, attempts: Sequence[Attempt]) -> Answer:
     """Return what one kind of message gives away."""
-    span, pursuit = (
-        [getattr(attempt, name) for attempt in attempts] for name in ("span", "pursuit")
-    )
+    span = [attempt.span for attempt in attempts]
+    pursuit = [attempt.pursuit for attempt in attempts]
     best, p = best_of(attempts)
     share = fmean(getattr(attempt, best) for attempt in attempts)
     chance = fmean(attempt.chance for attempt in attempts)
-    inputs = "pictures" if found.of_pictures else "tokens"
+    inputs = "pictures" if result.of_pictures else "tokens"
     text = (
         f"{100 * fmean(span):.0f}% of the {inputs} by the span, {100 * fmean(pursuit):.0f}% by "
         f"pursuit; at chance {100 * chance:.1f}% (p = {p:.2g})."
@@ -160,7 +159,7 @@ def _exceeds_others(attempts: Sequence[Attempt], attack: str) -> bool:
     return fmean(gaps) - interval(gaps) > 0
 
 
-def _table(found: Found) -> Sheet:
+def _table(result: Found) -> Sheet:
     head = [
         "message",
         "setting",
@@ -174,10 +173,10 @@ def _table(found: Found) -> Sheet:
         "of another client",
         "member told apart",
     ]
-    if found.of_pictures:
+    if result.of_pictures:
         head.append("picture's error")
     rows = []
-    for attempts in _groups(found):
+    for attempts in _groups(result):
         first = attempts[0]
         row = [
             NAMES[first.kind],
@@ -185,16 +184,14 @@ def _table(found: Found) -> Sheet:
             f"{first.numbers:,}",
             f"{first.payload_bytes:,}",
             str(first.clients),
-            *(
-                _share([getattr(attempt, name) for attempt in attempts])
-                for name in ("span", "pursuit")
-            ),
+            _share([attempt.span for attempt in attempts]),
+            _share([attempt.pursuit for attempt in attempts]),
             f"{100 * fmean(attempt.chance for attempt in attempts):.1f}%",
             f"{best_of(attempts)[1]:.2g}",
             _share([attempt.other for attempt in attempts]),
             _figure([attempt.member for attempt in attempts]),
         ]
-        if found.of_pictures:
+        if result.of_pictures:
             row.append(_figure([attempt.error or 0.0 for attempt in attempts]))
         rows.append(row)
     return Sheet(

@@ -434,7 +434,7 @@ def _assigned(reconstructed: Pixels, truth: Pixels) -> list[int]:
     order = [0] * len(truth)
     for _ in truth:
         nearest = np.unravel_index(distances.argmin(), distances.shape)
-        found, true = int(nearest[0]), int(nearest[1])
-        order[true] = found
-        distances[found, :] = distances[:, true] = np.inf
+        guess_index, true_index = int(nearest[0]), int(nearest[1])
+        order[true_index] = guess_index
+        distances[guess_index, :] = distances[:, true_index] = np.inf
     return order

@@ -9,8 +9,8 @@ Two attacks ask which candidates, such as the embeddings of all tokens, are in t
     span      how much of a candidate is left outside the span of the rows: nothing, if it was an
               input and the rows do not span the whole space
     pursuit   orthogonal matching pursuit: pick the candidate that explains most of the gradient,
-              take away what the picked ones explain together, and so on. It needs no exact gradient
-              and no deficient rank
+              take away what the chosen ones explain together, and so on. It needs no exact
+              gradient and no deficient rank
 
 Where B = dl/dW P^T is known, for a known P, the same holds of B and of the projected inputs P x_t.
 """
@@ -28,7 +28,7 @@ SMALLEST = 1e-5
 
 
 @dataclass(frozen=True)
-class Seen:
+class LayerGradient:
     """What is known of one layer's gradient, and what the candidates would look like in it.
 
     Args:
@@ -52,11 +52,11 @@ def row_space(rows: Array) -> Array:
     """Return an orthonormal basis of the span of rows, shape (rank, n)."""
     _, values, basis = np.linalg.svd(rows, full_matrices=False)
     rank = int((values > SMALLEST * values[0]).sum()) if len(values) and values[0] > 0 else 0
-    found: Array = basis[:rank]
-    return found
+    orthonormal: Array = basis[:rank]
+    return orthonormal
 
 
-def residuals(layers: Sequence[Seen]) -> Array:
+def residuals(layers: Sequence[LayerGradient]) -> Array:
     """Return how much of each candidate is outside the span of the rows, from 0 to 1.
 
     A layer whose rows span everything says nothing; several layers are averaged.
@@ -75,7 +75,7 @@ def residuals(layers: Sequence[Seen]) -> Array:
     return np.asarray(np.mean(outside, axis=0))
 
 
-def pick_by_span(layers: Sequence[Seen], count: int, allowed: Sequence[int]) -> list[int]:
+def pick_by_span(layers: Sequence[LayerGradient], count: int, allowed: Sequence[int]) -> list[int]:
     """Return the candidates that are the least outside the span; none if the span says nothing.
 
     Args:
@@ -83,15 +83,15 @@ def pick_by_span(layers: Sequence[Seen], count: int, allowed: Sequence[int]) -> 
         count: how many to pick.
         allowed: the candidates there are.
     """
-    left = residuals(layers)
-    if (left == 1).all():
+    outside = residuals(layers)
+    if (outside == 1).all():
         return []
-    order = sorted(allowed, key=lambda candidate: left[candidate])
+    order = sorted(allowed, key=lambda candidate: outside[candidate])
     return order[:count]
 
 
 def pick_by_pursuit(
-    layers: Sequence[Seen], count: int, allowed: Sequence[int], known: Sequence[int] = ()
+    layers: Sequence[LayerGradient], count: int, allowed: Sequence[int], certain: Sequence[int] = ()
 ) -> list[int]:
     """Return candidates in the order in which pursuit picks them.
 
@@ -99,40 +99,40 @@ def pick_by_pursuit(
         layers: what is known; a candidate explains all of them at once.
         count: how many to pick; fewer, if nothing is left to explain.
         allowed: the candidates there are.
-        known: candidates that are inputs for certain, such as the words of a template: what they
+        certain: candidates that are inputs for certain, such as the words of a template: what they
             explain is taken away first.
     """
     numbers = np.array(list(allowed))
-    most = min(layer.rows.shape[1] for layer in layers) - 1
-    explained = list(known)[:most]
-    rest = [_without(layer, explained) for layer in layers]
-    picked: list[int] = []
+    limit = min(layer.rows.shape[1] for layer in layers) - 1
+    explained = list(certain)[:limit]
+    residual_rows = [_without(layer, explained) for layer in layers]
+    choices: list[int] = []
     is_picked = np.zeros(len(numbers), dtype=bool)
-    while len(picked) < min(count, len(numbers)):
+    while len(choices) < min(count, len(numbers)):
         gains = np.zeros(len(numbers))
-        for layer, left in zip(layers, rest, strict=True):
-            gains += np.square(layer.directions[numbers] @ left.T).sum(axis=1)
+        for layer, rows in zip(layers, residual_rows, strict=True):
+            gains += np.square(layer.directions[numbers] @ rows.T).sum(axis=1)
         gains[is_picked] = -1
         best = int(gains.argmax())
         if gains[best] <= 0:
             break
         is_picked[best] = True
-        picked.append(int(numbers[best]))
+        choices.append(int(numbers[best]))
         # as many candidates as dimensions would explain everything: later picks go by the rest
         # that is left before
-        if len(explained) < most:
-            explained.append(picked[-1])
-            rest = [_without(layer, explained) for layer in layers]
-    return picked
+        if len(explained) < limit:
+            explained.append(choices[-1])
+            residual_rows = [_without(layer, explained) for layer in layers]
+    return choices
 
 
-def _without(layer: Seen, explained: Sequence[int]) -> Array:
+def _without(layer: LayerGradient, explained: Sequence[int]) -> Array:
     """Return a layer's rows without what some candidates explain together."""
     if not explained:
         return layer.rows
     basis = np.linalg.qr(layer.directions[list(explained)].T)[0]
-    left: Array = layer.rows - (layer.rows @ basis) @ basis.T
-    return left
+    residual: Array = layer.rows - (layer.rows @ basis) @ basis.T
+    return residual
 
 
 def similarity(a: Array, b: Array) -> float:
@@ -146,5 +146,5 @@ def rank_share(members: Sequence[float], others: Sequence[float]) -> float:
 
     Ties count half; 0.5 is chance.
     """
-    wins = [(member > other) + 0.5 * (member == other) for member in members for other in others]
-    return float(np.mean(wins))
+    differences = np.subtract.outer(np.asarray(members), np.asarray(others))
+    return float(np.mean((1 + np.sign(differences)) / 2))

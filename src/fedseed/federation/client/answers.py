@@ -22,6 +22,7 @@ from fedseed.federation.protocol import read_plan, silent_message
 from fedseed.orbit import NO_DIGEST
 from fedseed.privacy.account import Turn
 from fedseed.privacy.settings import WITHHELD
+from fedseed.reports.progress import LastingTroubles
 from fedseed.reports.results import RoundLine
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ class Responder:
     _updates: dict[tuple[int, str], bytes | str] = field(default_factory=dict)
     _report: dict[str, Any] | None = None
     _version: int = -1  # version of the weights that `_updates` and `_report` belong to
+    _troubles: LastingTroubles = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._troubles = LastingTroubles(lambda text: self.replica.progress.warn(text))
 
     def hear(self, data: bytes) -> None:
         """Take a coordinator's broadcast; ignore one that is not valid."""
@@ -302,7 +307,7 @@ class Responder:
                 self.replica.end, answer, f"update-{plan.round}-{plan.attempt}-{number}"
             )
         except NetworkError as error:
-            self.replica.progress.warn(f"the update of {name} can't be sent now: {error}")
+            self._troubles.report(name, f"the update of {name} can't be sent now: {error}")
             return
         await self.replica.end.send(name, "update", carried)
 

@@ -16,7 +16,7 @@ import torch
 
 from fedseed.errors import FedseedError, RecipeError
 from fedseed.federation.client.state import Hosted
-from fedseed.processes import GROUP, alone
+from fedseed.processes import GROUP, refuse_torchrun
 from fedseed.weights.codes import is_quantized
 from fedseed.weights.space import ParameterSpace
 
@@ -55,9 +55,9 @@ def space_of(model: Any) -> type[ParameterSpace]:
             "a torchrun group can load a base only once: start a new group for each run"
         )
     if hasattr(model, "peft_config"):
-        alone("an adapter")
+        refuse_torchrun("an adapter")
     if is_quantized(model):
-        alone("a quantised base")
+        refuse_torchrun("a quantised base")
     shard(model, int(os.environ["LOCAL_RANK"]))
     return ShardedSpace
 

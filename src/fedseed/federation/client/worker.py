@@ -24,7 +24,7 @@ from fedseed.privacy.settings import WITHHELD
 from fedseed.training.client import ClientCost, LocalClient
 from fedseed.training.memory import Memory
 from fedseed.training.summing import GradientSum
-from fedseed.training.together import Look, Seen, SharedLosses
+from fedseed.training.together import Look, PassLosses, SharedLosses
 from fedseed.weights.change import expected_norm
 from fedseed.weights.devices import wait_for
 from fedseed.weights.digest import dtype_name
@@ -103,7 +103,7 @@ class Worker:
         plans: Sequence[bytes],
         clients: Sequence[int],
         items: Sequence[Sequence[Any]],
-        shared_losses: Mapping[Look, Seen] | None = None,
+        shared_losses: Mapping[Look, PassLosses] | None = None,
     ) -> list[Answer]:
         """Train for several clients, which share computations if the method allows it.
 
@@ -180,7 +180,7 @@ class Worker:
         items: Sequence[Sequence[Any]],
         part: int,
         parts: int,
-    ) -> dict[Look, Seen]:
+    ) -> dict[Look, PassLosses]:
         """Compute one part of the losses that clients share, for another process's `train_all`.
 
         Args:

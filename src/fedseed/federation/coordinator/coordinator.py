@@ -235,7 +235,8 @@ class Coordinator:
         Raises MessageError if the update is refused.
         """
         current = self.current
-        message = Message.decode(data).expect(MessageKind.UPDATE, self.method.code, current.number)
+        message, payload = Message.decode_view(data)
+        message.expect(MessageKind.UPDATE, self.method.code, current.number)
         if message.client != sender:
             raise MessageError(
                 f"client {sender} sent an update in the name of client {message.client}"
@@ -252,11 +253,11 @@ class Coordinator:
             raise MessageError(f"client {sender} has answered round {current.number} already")
         if current.outliers is not None:
             raise MessageError(f"round {current.number} is being closed")
-        update, size = self._decode_update(current, message.payload)
-        current.received[sender] = update.content(self.state.layout.size, message.payload)
+        update, size = self._decode_update(current, payload)
+        current.received[sender] = update.content(self.state.layout.size, payload)
         current.updates[sender], current.sizes[sender] = update, size
 
-    def _decode_update(self, current: CurrentRound, data: bytes) -> tuple[Any, float]:
+    def _decode_update(self, current: CurrentRound, data: bytes | memoryview) -> tuple[Any, float]:
         """Decode an update; return it and its size. Raises MessageError."""
         update = self.method.decode_update(self.state, current.number, data)
         return update, update.size(DecodeContext(self.method, self.state, "update", current.number))

@@ -30,7 +30,7 @@ from fedseed.orbit import Header
 from fedseed.privacy import mechanism_of
 from fedseed.privacy.secure.settings import SecureSums
 from fedseed.reports.machine import resident_memory
-from fedseed.reports.progress import Progress
+from fedseed.reports.progress import LastingTroubles, Progress
 from fedseed.reports.results import RoundLine
 from fedseed.transport.base import (
     CoordinatorEnd,
@@ -105,6 +105,7 @@ class NetworkCoordinator(Working):
         self.rounds: Rounds | None = None  # made by `open`
         self.line: dict[str, Any] = {}  # the newest metrics that the status shows
         self.began = time.time()
+        self._troubles = LastingTroubles(progress.warn)
 
     async def start(self, fresh: bool, has_files: bool) -> Header:
         """Read the run's log, or wait for clients and make it; return the header.
@@ -291,7 +292,7 @@ class NetworkCoordinator(Working):
             self.session.rejected.add(sender, reason)
         except NetworkError as error:
             # the server does not answer at the moment, so the client gets no answer and asks again
-            self.session.progress.warn(f"{sender} can't be answered now: {error}")
+            self._troubles.report(sender, f"{sender} can't be answered now: {error}")
         return None
 
     def _may_share_process(self, client: str, other_client: str) -> bool:

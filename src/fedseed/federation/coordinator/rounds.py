@@ -21,6 +21,7 @@ from fedseed.federation.messages import FRAME_BYTES, Message
 from fedseed.federation.protocol import SAID, SILENT, plan_message, read_silent
 from fedseed.privacy.secure import LostError, TooFewError
 from fedseed.privacy.settings import WITHHELD
+from fedseed.reports.progress import LastingTroubles
 
 if TYPE_CHECKING:
     from fedseed.federation.coordinator.secure import SecureTalk
@@ -87,6 +88,7 @@ class Rounds:
         # clients that have delayed the others since their last counted answer
         self.stragglers = Stragglers[int](self.session)
         self._room = Room(self.largest)
+        self._troubles = LastingTroubles(self.session.progress.warn)
         # only secure sums need the libraries of this module
         if self.coordinator.sums:
             from fedseed.federation.coordinator.secure import SecureCoordinator, SecureTalk
@@ -213,7 +215,8 @@ class Rounds:
             else:
                 self._refuse(name, number, str(error))
         except NetworkError as error:  # the client will send it again
-            self.session.progress.warn(f"the update of {name} can't be fetched now: {error}")
+            problem = f"the update of {name} can't be fetched now: {error}"
+            self._troubles.report(name, problem)
         else:
             await self.session.end.drop(owner, reference.name)
 

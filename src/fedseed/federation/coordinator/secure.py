@@ -142,7 +142,7 @@ class SecureCoordinator(Coordinator):
         current, self._sum = self.current, reason
         current.updates, current.received = {}, {}
 
-    def _decode_update(self, current: CurrentRound, data: bytes) -> tuple[Any, float]:
+    def _decode_update(self, current: CurrentRound, data: bytes | memoryview) -> tuple[Any, float]:
         word_type = self.summing.form.dtype
         count = count_words(self.method, self.state)
         setup_name = data[:SETUP_BYTES]

@@ -76,7 +76,7 @@ class SummedCoordinator(Coordinator):
             bits=content.bits,
         )
 
-    def _decode_update(self, current: CurrentRound, data: bytes) -> tuple[Any, float]:
+    def _decode_update(self, current: CurrentRound, data: bytes | memoryview) -> tuple[Any, float]:
         if len(data) != TERMS_BYTES:
             raise MessageError(
                 f"{len(data)} bytes instead of a number of terms, which takes {TERMS_BYTES}"

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fedseed.errors import MessageError
 from fedseed.privacy.secure import keys
 from fedseed.privacy.secure.messages import Bundle, numbers, pieces, read_numbers
-from fedseed.privacy.secure.shamir import SHARE_BYTES, join, read_share, split
+from fedseed.privacy.secure.shamir import SHARE_BYTES, read_share, recover_secret, split
 
 # bytes of a share's hash: enough that a holder can't find another share with the same hash, and
 # that the share can't be guessed from it
@@ -112,7 +112,9 @@ def read_parts(body: bytes, holders: Sequence[int], count: int) -> dict[int, Hel
     }
 
 
-def fits(bundle: Bundle, position: int, is_self_mask: bool, secret: bytes | None) -> bool:
+def matches_commitment(
+    bundle: Bundle, position: int, is_self_mask: bool, secret: bytes | None
+) -> bool:
     """Return whether a secret fits the hash or the public key that its client has sent."""
     if secret is None:
         return False
@@ -160,8 +162,10 @@ class Fault:
         shares = self.shares.items()
         if len(shares) != threshold or not self.shares.keys() <= parts.keys():
             return False
-        secret = join({holder + 1: int.from_bytes(share, "little") for holder, share in shares})
-        return not fits(bundle, position, self.own, secret) and all(
+        secret = recover_secret(
+            {holder + 1: int.from_bytes(share, "little") for holder, share in shares}
+        )
+        return not matches_commitment(bundle, position, self.own, secret) and all(
             parts[holder].hashes[2 * position + self.own] == hash_share(share)
             for holder, share in shares
         )

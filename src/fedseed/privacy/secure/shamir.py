@@ -68,7 +68,7 @@ def factors(holders: Sequence[int]) -> list[int]:
     return result
 
 
-def join(shares: Mapping[int, int], weights: Sequence[int] | None = None) -> bytes | None:
+def recover_secret(shares: Mapping[int, int], weights: Sequence[int] | None = None) -> bytes | None:
     """Recover a secret from its shares.
 
     Args:

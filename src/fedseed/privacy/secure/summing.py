@@ -25,8 +25,8 @@ from fedseed.privacy.secure import LostError, TooFewError, keys, shamir
 from fedseed.privacy.secure.dealing import (
     Fault,
     HeldPart,
-    fits,
     hash_share,
+    matches_commitment,
     name_part,
     part_bytes,
     read_parts,
@@ -425,9 +425,9 @@ class _Opening(_Talk):
             values = {
                 holder + 1: int.from_bytes(share, "little") for holder, share in shares.items()
             }
-            secret = shamir.join(values, weights)
+            secret = shamir.recover_secret(values, weights)
             bundle = self.keys.bundles[member]
-            if secret is None or not fits(bundle, self.position, is_survivor, secret):
+            if secret is None or not matches_commitment(bundle, self.position, is_survivor, secret):
                 self.bar(member, "the shares that it dealt do not fit the keys that it sent")
                 faults[member] = Fault(member, is_survivor, shares, self.heard[1][member])
             else:
