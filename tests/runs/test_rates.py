@@ -2,12 +2,15 @@
 
 import json
 from math import inf, isfinite, log10
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from fedseed import Federation
+from fedseed import Federation, MeZO
 from fedseed.errors import RecipeError
 from fedseed.methods import REGISTRY
+from fedseed.methods.bounds import rate_bound
 from fedseed.recipe.reading import read_recipe
 from fedseed.runs import rates
 from fedseed.runs.assembly import build
@@ -136,12 +139,55 @@ def test_whole_runs_go_where_it_gets_better_and_then_between(start, tried):
     assert start == 1e-9 or min(losses.values()) < 0.12
 
 
+class Steps:
+    """Stands in for trials: each step of a rate is along signs, on a quadratic loss."""
+
+    per_round = 3
+
+    def __init__(self, spectrum, start):
+        self.spectrum, self.place = torch.tensor(spectrum), torch.tensor(start)
+        self.start = [self.place.clone()]
+        space = SimpleNamespace(snapshot=lambda: [self.place.clone()], restore=self.restore)
+        self.trial = SimpleNamespace(worker=SimpleNamespace(space=space))
+
+    def restore(self, tensors):
+        self.place = tensors[0].clone()
+
+    def run(self, method, rounds, clients, seed_offset):
+        signs = torch.tensor([1.0 if seed_offset >> i & 1 else -1.0 for i in range(4)])
+        gradient = self.spectrum * self.start[0]
+        self.place = self.start[0] - method.learning_rate * float(gradient @ signs) * signs
+        return self.trial
+
+    def loss(self, trial):
+        return float((self.place.double() ** 2 * self.spectrum).sum()) / 2
+
+
+def test_curvature_along_random_steps_gives_the_trace_and_the_bound():
+    # tr H = 11; z^T H z is 11 for any signs z, and |z|^2 is 4: a curvature of 2.75
+    trials = Steps([5.0, 3.0, 2.0, 1.0], [10.0, 10.0, 10.0, 10.0])
+    method = MeZO(learning_rate=1e-4)
+    found = rates._start(trials, method, method.learning_rate, 8, 1, 3)
+    known = found.landscape
+    assert (known.parameters, known.clients) == (4, 3)
+    assert known.curvature == pytest.approx(2.75, rel=1e-3)
+    assert known.trace == pytest.approx(11, rel=1e-3)
+    # |g^T z| / 2 over the eight signs of offsets 0 to 7, whose last sign is -1
+    signs = [[1 if n >> i & 1 else -1 for i in range(4)] for n in range(8)]
+    slopes = [abs(sum(10 * c * s for c, s in zip((5, 3, 2, 1), z, strict=True))) / 2 for z in signs]
+    assert known.slope == pytest.approx(sum(slopes) / 8, rel=1e-3)
+    # d = 4, L = 2.75: (4 * 11 + 2 * 2.75) / 6 + 2.75 = 11
+    assert rate_bound(method, known).most == pytest.approx(2 / 11, rel=1e-3)
+
+
 def test_the_command_finds_a_rate(tmp_path):
     path = recipe(tmp_path, "feedsign", "1e-9  # too small")
     done = command.fedseed("tune-rate", path, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["key"] == "method.learning_rate" and found["rate"] > 1e-6
+    assert found["bound"]["theorem"] == "FeedSign, Theorem B.1 (of 3.11)"
+    assert "FeedSign, Theorem B.1 (of 3.11): the loss falls" in done.stderr
     assert f"--set method.learning_rate={found['rate']:g}" in done.stderr
 
 

@@ -517,6 +517,13 @@ def snapshot_ensemble(seeds: Sequence[int]) -> Finding:
     )
 
 
+def lora_ranks(seeds: Sequence[int]) -> Finding:
+    """FedMeZO's Conjecture 3.8: the best rank of LoRA beside the Hessian's effective rank."""
+    from fedseed_papers.lora_rank import compared  # torch from here on
+
+    return compared(seeds)
+
+
 def _ranks(stages: Sequence[Sequence[tuple[float, float]]]) -> float:
     """Spearman's correlation of y and x over all points, ranked within each stage."""
     x_ranks, y_ranks = [], []
@@ -552,6 +559,7 @@ SMALL_MAKERS: dict[str, Callable[..., Finding]] = {
     "batch-projections": batch_projections,
     "effective-rank": effective_rank,
     "snapshot-ensemble": snapshot_ensemble,
+    "lora-rank": lora_ranks,
 }
 
 

@@ -115,6 +115,8 @@ def tune_rate(
 
     tuning = find_rate(checked, say=lambda text: say(text, screen), share=share)
     say(f"{tuning.passes:,} passes, {tuning.passes / tuning.whole:.1%} of the run's", screen)
+    if tuning.bound is not None:
+        say(str(tuning.bound), screen)
     say(f"--set {tuning.key}={tuning.rate:g}", screen)
     if telling.as_json:
         answer(asdict(tuning))

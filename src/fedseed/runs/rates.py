@@ -16,6 +16,10 @@ successive halving of short runs.
    Best Arm Identification", 2016). If a round is one step along a random direction, a few steps
    show only chance, so two runs use all the remaining budget.
 
+   Where a paper's theorem has a condition on the rate, `TunedRate.bound` has it, with curvature and
+   slope along the steps in place of the theorem's constants (`fedseed.methods.bounds`). The search
+   does not use it.
+
 The search takes about a tenth of the run's passes. With a `share` of 1 or more, that number of
 whole runs follows: at the found rate, at three times higher or lower rates as long as the loss
 improves, then at rates between. All trials use the run's seeds and batches, so that rates are
@@ -29,12 +33,13 @@ from itertools import chain
 from math import inf, isfinite
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fedseed.errors import FedseedError, RecipeError, plural
 from fedseed.methods import Method
+from fedseed.methods.bounds import Landscape, RateBound, rate_bound
 from fedseed.models import adapters
 from fedseed.objectives.evaluation import mean_loss
 from fedseed.objectives.prepared import prepare, with_reference
@@ -83,6 +88,8 @@ class TunedRate:
     trials: list[tuple[float, int, float]] = field(default_factory=list)
     passes: int = 0  # forward and backward passes of all trials
     whole: float = inf  # passes of the run itself
+    # what a paper's theorem asks of the rate; None: the papers have no theorem for the method
+    bound: RateBound | None = None
 
 
 def with_rate(recipe: Recipe, rate: float) -> Recipe:
@@ -282,10 +289,10 @@ def find_rate(
     looks = 1
     if by_steps:
         looks = max(2, min(LOOKS, int(units / 3 / clients)))
-    result.start, result.before, bold = _start(
-        trials, method, rate, looks, *((1, clients) if by_steps else shape(short))
-    )
-    centre = bold
+    begin = _start(trials, method, rate, looks, *((1, clients) if by_steps else shape(short)))
+    result.start, result.before, centre = begin.rate, begin.base_loss, begin.bold
+    if begin.landscape is not None:
+        result.bound = rate_bound(recipe.method, begin.landscape)
     estimate = "nothing"
     if result.start is not None:
         centre = result.start
@@ -401,17 +408,33 @@ def _climb(centre: float, base_loss: float, measure: Callable[[float], float]) -
     return sorted(losses, key=lambda one: losses[one])[:2]
 
 
+class _Start(NamedTuple):
+    """What slope and curvature along some steps give.
+
+    Args:
+        rate: the rate; None: they give none.
+        base_loss: the base's loss.
+        bold: a rate that moves the weights by a hundredth of their norm.
+        landscape: what was measured of the loss; None: no step could be measured.
+    """
+
+    rate: float | None
+    base_loss: float
+    bold: float
+    landscape: Landscape | None
+
+
 def _start(
     trials: _Trials, method: Method, rate: float, steps: int, rounds: int, clients: int
-) -> tuple[float | None, float, float]:
-    """Return the rate from slope and curvature along some steps (None if they give none), the
-    base's loss, and a bold rate.
-    """
+) -> _Start:
+    """Measure slope and curvature along some steps."""
     # The bold rate moves the weights by a hundredth of their norm in such a step; without positive
     # curvature there is no other scale. With random directions each step is a separate run: the
     # curvature along all of them together would be that of what they have in common. If the slope
     # is not downhill even so, it is noise, and its absolute value is used.
     slopes, curvatures, base_loss, looks, far, bold = 0.0, 0.0, inf, 0, 0.0, rate
+    # the same by unit of length, and the number of trained values
+    fall, bend_of_length, size = 0.0, 0.0, 0
     for attempt in range(MOST_LOOKS):
         try:
             trial = trials.run(_with_learning_rate(method, rate), rounds, clients, attempt)
@@ -443,11 +466,22 @@ def _start(
                 break
         slopes += (sides[2] - sides[1]) / (2 * far) * distance / rate
         curvatures += bend / far**2 * (distance / rate) ** 2
+        fall += (sides[2] - sides[1]) / (2 * far)
+        bend_of_length += bend / far**2
+        size = sum(tensor.numel() for tensor in start)
         looks += 1
         if looks == steps:
             break
     usable = isfinite(slopes) and slopes and curvatures > 0
-    return abs(slopes) / curvatures if usable else None, base_loss, bold
+    landscape = None
+    if looks and isfinite(fall) and isfinite(bend_of_length):
+        landscape = Landscape(
+            size,
+            trials.per_round,
+            fall / looks,
+            bend_of_length / looks,
+        )
+    return _Start(abs(slopes) / curvatures if usable else None, base_loss, bold, landscape)
 
 
 def _length(tensors: Sequence[torch.Tensor]) -> float:
