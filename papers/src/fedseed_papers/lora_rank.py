@@ -118,7 +118,7 @@ class Problem:
                 second.weight.copy_(self.second[n])
             model = torch.nn.Sequential(first, torch.nn.Tanh(), second)
             worker = Worker(model, FeedSign(learning_rate=1e-3), objective, 0)
-            ranks.append(Curvature.of(worker, list(zip(x[n], y[n], strict=True)), n).rank)
+            ranks.append(Curvature.measure(worker, list(zip(x[n], y[n], strict=True)), n).rank)
         return ranks
 
     def _change(self, weights: torch.Tensor, rank: int | None) -> torch.Tensor:
