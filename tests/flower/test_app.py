@@ -41,5 +41,5 @@ def test_configurations(tmp_path):
         place_of({"partition-id": n, "num-partitions": 2}).select(["a", "b", "c"]) for n in range(2)
     ]
     assert found == [["a", "c"], ["b"]]
-    with pytest.raises(RecipeError, match="node config: name this node's client"):
+    with pytest.raises(RecipeError, match="node config: name the node's clients"):
         place_of({"data": "/d"})

@@ -167,7 +167,7 @@ def test_of_an_exception_at_a_node_only_its_kind_is_sent_and_noted(
     result, said = run(over, path)
     assert result.summary["rounds"] == 2
     assert any(
-        "KeyError" in line and "see the text in this node's own output" in line for line in said
+        "KeyError" in line and "see the text in the node's own output" in line for line in said
     )
     everything = [*said, *map(str, sent), (tmp_path / "run" / "log.txt").read_text()]
     assert not any("Ada" in text for text in everything)
@@ -212,7 +212,7 @@ def test_who_comes_is_checked_and_late_ones_catch_up(begun):
         for line in said.said
     )
     assert any(
-        "node 14 is refused: node config: name this node's client" in line for line in said.said
+        "node 14 is refused: node config: name the node's clients" in line for line in said.said
     )
 
 

@@ -44,7 +44,7 @@ def test_it_learns_and_its_orbit_is_the_model(settings, tmp_path):
     with ZOOptimizer(tuned, seed=5, orbit=path, **settings) as optimizer:
         losses = loop(optimizer, 150)
     assert loss(tuned) < before - 0.1 and all(map(math.isfinite, losses))
-    with pytest.raises(OrbitError, match="is ended"):
+    with pytest.raises(OrbitError, match="was completed by close"):
         loop(optimizer, 1)
     orbit = Orbit.open(path)
     assert (len(orbit), orbit.complete) == (150, True)

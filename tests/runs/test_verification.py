@@ -253,7 +253,7 @@ def test_the_command_says_what_was_forged(tmp_path):
     steps = [replace(step, digest=NO_DIGEST) for step in orbit.records[:2]]
     write_orbit(log, orbit.start, pack_records(orbit.header.method, steps))
     cut = fedseed("verify", "run", "--client", "client-01", cwd=tmp_path)
-    assert cut.returncode == 1 and "the log ends at step 2, and " in cut.stderr
+    assert cut.returncode == 1 and "the log ends at step 2, but " in cut.stderr
     log.write_bytes(whole)
     file = tmp_path / "run" / "answers.jsonl"
     lines = file.read_text().splitlines()

@@ -75,7 +75,7 @@ REFUSED = {
     "add-rounded": (Add(BAD, 1.0, (7, 1)), "NaN or infinite"),
     "bases": (
         Add([*ONE, Term(Basis("rademacher"), [0.5])]),
-        "a sum of normal and rademacher directions",
+        "a sum has normal and rademacher directions",
     ),
     "blocks": (
         Add([Term(Basis("normal"), [[1.0], [1.0]])]),

@@ -143,7 +143,7 @@ def test_a_parameter_used_outside_of_the_model_is_an_error_not_a_wrong_number():
         model.up(x)
     with space.perturbed_rows(basis, range(5), 0.3), pytest.raises(RowsError, match="5 rows"):
         model(x)
-    with pytest.raises(ValueError, match="one of each"):
+    with pytest.raises(ValueError, match="one direction and one scale is needed for every row"):
         space.perturbed_rows(basis, [1, 2], [0.1])
 
 
