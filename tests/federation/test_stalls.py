@@ -137,7 +137,8 @@ def test_a_key_that_was_taken_back_is_said_and_waited_for(problem, network, tmp_
         end = text.index("}\n", text.index("subscribe", begin)) + 2
         (keys / "nats-server.conf").write_text(text[:begin] + text[end:])
         server.reload()
-        until(lambda: f"the key in {keys} is unknown to it" in last.said, 60, last.said)
+        unknown = f"the key in {keys / 'client-4.nk'} is unknown to it"
+        until(lambda: unknown in last.said, 60, last.said)
         until(lambda: first.reached(last.round() + 5), 60, first.said)  # without it
         (keys / "nats-server.conf").write_text(text)
         server.reload()
