@@ -277,35 +277,7 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
         case "missing_name":
             text = f"{key}.name: missing; {context['known']}"
         case "extra_forbidden":
-            table_prefix = "".join(f"{part}." for part in path[:-1])
-            keys = [one for one, _ in list_fields(whole, data)]
-            inside = [
-                one.removeprefix(table_prefix) for one in keys if one.startswith(table_prefix)
-            ]
-            allowed = [one for one in inside if "." not in one]
-            near, hint = closest(path[-1], allowed), ""
-            owners = _owners(whole, data, path)
-            first_table = f"{path[0]}."
-            if len(path) == 1:
-                first_table = ""
-            # keys of this name in another table
-            same_keys = [
-                one for one in keys if one.endswith(f".{path[-1]}") and one.startswith(first_table)
-            ]
-            if owners:
-                other = f", or set {' and '.join(same_keys)}" if same_keys else ""
-                hint = (
-                    f" of {_table_kind(data, path)}: it is a key of {', '.join(owners)}; leave it "
-                    f"out (--unset {key}){other}"
-                )
-            elif same_keys:
-                hint = f" (there is {' and '.join(same_keys)})"
-            elif near:
-                hint = f" (did you mean {near}?)"
-            text = (
-                f"{key} = {show_text(repr(value_given), SHOWN)}: unknown key{hint}; allowed here: "
-                f"{', '.join(allowed)}"
-            )
+            text = _explain_unknown_key(path, value_given, data, whole)
         case "missing":
             text = f"{key}: missing"
         case "union_tag_invalid" | "union_tag_not_found":
@@ -339,6 +311,47 @@ def explain(error: ValidationError, data: Mapping[str, Any], whole: type[BaseMod
     if rest > 0:
         line += f" (and {rest} more)"
     return line
+
+
+def _explain_unknown_key(
+    path: Sequence[str], value: Any, data: Mapping[str, Any], whole: type[BaseModel]
+) -> str:
+    """Return the error for an unknown key, with the key that was probably meant.
+
+    Args:
+        path: the key's tables and its name.
+        value: the key's value.
+        data: what was read.
+        whole: what it should be.
+    """
+    key = ".".join(path)
+    table_prefix = "".join(f"{part}." for part in path[:-1])
+    keys = [one for one, _ in list_fields(whole, data)]
+    inside = [one.removeprefix(table_prefix) for one in keys if one.startswith(table_prefix)]
+    allowed = [one for one in inside if "." not in one]
+    near, hint = closest(path[-1], allowed), ""
+    owners = _owners(whole, data, path)
+    first_table = f"{path[0]}."
+    if len(path) == 1:
+        first_table = ""
+    # keys of this name in another table
+    same_keys = [
+        one for one in keys if one.endswith(f".{path[-1]}") and one.startswith(first_table)
+    ]
+    if owners:
+        other = f", or set {' and '.join(same_keys)}" if same_keys else ""
+        hint = (
+            f" of {_table_kind(data, path)}: it is a key of {', '.join(owners)}; leave it "
+            f"out (--unset {key}){other}"
+        )
+    elif same_keys:
+        hint = f" (there is {' and '.join(same_keys)})"
+    elif near:
+        hint = f" (did you mean {near}?)"
+    return (
+        f"{key} = {show_text(repr(value), SHOWN)}: unknown key{hint}; allowed here: "
+        f"{', '.join(allowed)}"
+    )
 
 
 def _owners(whole: type[BaseModel], data: Mapping[str, Any], path: Sequence[str]) -> list[str]:

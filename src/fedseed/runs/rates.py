@@ -225,6 +225,15 @@ class _Trials:
         return self._equipment
 
 
+def _refuse_private(recipe: Recipe) -> None:
+    """Raise RecipeError for a recipe whose trials would reveal what it hides."""
+    if recipe.privacy is not None or recipe.secure_sums is not None:
+        raise RecipeError(
+            "tune-rate: trials would reveal what [privacy] and [secure_sums] hide: set a rate "
+            "yourself"
+        )
+
+
 def find_rate(
     recipe: Recipe,
     data: TaskData | None = None,
@@ -246,11 +255,7 @@ def find_rate(
         FedseedError: no rate lowers the loss.
     """
     refuse_torchrun('learning_rate = "auto"')
-    if recipe.privacy is not None or recipe.secure_sums is not None:
-        raise RecipeError(
-            "tune-rate: trials would reveal what [privacy] and [secure_sums] hide: set a rate "
-            "yourself"
-        )
+    _refuse_private(recipe)
     key, rate = _rate_key(recipe.method)
     trials = _Trials(recipe, load_data(recipe) if data is None else data)
     result, method = TunedRate(key, rate), recipe.method
@@ -283,12 +288,8 @@ def find_rate(
     short = max(1.0, units / WHOLE)
     # with random directions, one or two steps show mostly chance
     by_steps = not method.needs_gradients
-    clients = 1
-    if method.stepwise:
-        clients = trials.per_round
-    looks = 1
-    if by_steps:
-        looks = max(2, min(LOOKS, int(units / 3 / clients)))
+    clients = trials.per_round if method.stepwise else 1
+    looks = max(2, min(LOOKS, int(units / 3 / clients))) if by_steps else 1
     begin = _start(trials, method, rate, looks, *((1, clients) if by_steps else shape(short)))
     result.start, result.before, centre = begin.rate, begin.base_loss, begin.bold
     if begin.landscape is not None:
@@ -441,7 +442,7 @@ def _start(
         except FedseedError:
             rate /= 100
             continue
-        end_weights, start, space = trial.worker.space.snapshot(), trials.start, trial.worker.space
+        end_weights, start = trial.worker.space.snapshot(), trials.start
         distance, norm = (
             _length([a - b for a, b in zip(end_weights, start, strict=True)]),
             _length(start),
@@ -453,14 +454,7 @@ def _start(
         sides, far, bend = [0.0, 0.0, 0.0], far or FAR * norm / 4, 0.0
         while abs(bend) < SEEN * abs(sides[0]) or not sides[0]:
             far *= 4 if looks == 0 else 1
-            for number, side in enumerate((0.0, far, -far)):
-                space.restore(
-                    [
-                        b + (a - b) * (side / distance)
-                        for a, b in zip(end_weights, start, strict=True)
-                    ]
-                )
-                sides[number] = trials.loss(trial)
+            sides = _losses_along(trials, trial, end_weights, far / distance)
             base_loss, bend = sides[0], sides[1] + sides[2] - 2 * sides[0]
             if looks or not isfinite(bend) or far > norm:
                 break
@@ -473,15 +467,37 @@ def _start(
         if looks == steps:
             break
     usable = isfinite(slopes) and slopes and curvatures > 0
-    landscape = None
-    if looks and isfinite(fall) and isfinite(bend_of_length):
-        landscape = Landscape(
-            size,
-            trials.per_round,
-            fall / looks,
-            bend_of_length / looks,
-        )
+    landscape = _mean_landscape(size, trials.per_round, fall, bend_of_length, looks)
     return _Start(abs(slopes) / curvatures if usable else None, base_loss, bold, landscape)
+
+
+def _losses_along(
+    trials: _Trials, trial: Simulation, end_weights: Sequence[torch.Tensor], step: float
+) -> list[float]:
+    """Return the losses at the start, and a step from it towards and away from a trial's end.
+
+    Args:
+        trials: measure losses.
+        trial: the trial, whose model is moved.
+        end_weights: its weights after its rounds.
+        step: the length of the step, in units of the way from the start to the end.
+    """
+    losses = []
+    for factor in (0.0, step, -step):
+        trial.worker.space.restore(
+            [b + (a - b) * factor for a, b in zip(end_weights, trials.start, strict=True)]
+        )
+        losses.append(trials.loss(trial))
+    return losses
+
+
+def _mean_landscape(
+    size: int, per_round: int, fall: float, bend: float, looks: int
+) -> Landscape | None:
+    """Return the mean slope and curvature of some looks; None if there are none, or no numbers."""
+    if not looks or not isfinite(fall) or not isfinite(bend):
+        return None
+    return Landscape(size, per_round, fall / looks, bend / looks)
 
 
 def _length(tensors: Sequence[torch.Tensor]) -> float:
